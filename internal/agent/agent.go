@@ -1,0 +1,479 @@
+// Package agent is the loop that leads and sub-agents share: ask the model, run
+// the tools it calls, show it the results, until it answers without a call.
+//
+// The loop knows nothing of NATS, tasks or runs. Behaviour is added around it:
+// middleware wraps the model and the tools, hooks change an answer before any
+// tool runs, and the gate is asked before every effect, so that work whose lease
+// is gone stops at the next boundary at the latest.
+//
+// What always holds: a conversation that goes to a provider has exactly one
+// result for each call; a call that cannot be run is answered with an error that
+// the model can read, and its siblings run all the same; a provider's failure
+// becomes a marked last message, never a lost conversation.
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"strings"
+	"sync"
+
+	"github.com/rs/zerolog"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/trace"
+	"go.opentelemetry.io/otel/trace/noop"
+
+	"github.com/herdgate/herdgate/internal/model"
+	"github.com/herdgate/herdgate/internal/tool"
+	"github.com/herdgate/herdgate/pkg/contract"
+)
+
+// Generate is a model call as middleware sees it.
+type Generate func(ctx context.Context, req model.Request, onDelta func(model.Delta)) (model.Response, error)
+
+// ModelMiddleware wraps model calls. The first of a list is the outermost.
+type ModelMiddleware func(Generate) Generate
+
+// Invoke is a tool call as middleware sees it.
+type Invoke func(ctx context.Context, t tool.Tool, call tool.Call) (tool.Result, error)
+
+// ToolMiddleware wraps tool calls. The first of a list is the outermost.
+type ToolMiddleware func(Invoke) Invoke
+
+// Hook changes an assistant message after the model has spoken and before it is
+// recorded or any tool runs. It may be given any message and must keep its id.
+type Hook func(ctx context.Context, msg model.Message) model.Message
+
+// Config says how a conversation is driven.
+type Config struct {
+	// Agent is the type of the agent: "lead" or a sub-agent's name.
+	Agent string
+	Model model.Model
+	Tools []tool.Tool
+	// MaxTurns bounds the model calls (GUARD-11); at least 1.
+	MaxTurns int
+	// MaxParallel bounds the tools that run at once; 0 means 64.
+	MaxParallel int
+
+	ModelMiddleware []ModelMiddleware
+	ToolMiddleware  []ToolMiddleware
+	AfterModel      []Hook
+
+	// Gate is asked before every model call and every tool start; an error ends
+	// the loop with it. Nil always allows.
+	Gate func() error
+	// OnMessage is told of every message that the loop appends, in order, with
+	// the usage so far. An error ends the loop with it. Nil ignores them.
+	OnMessage func(ctx context.Context, msg model.Message, usage *contract.Usage, modelName string) error
+	// OnDelta is told of what streams in. Nil ignores it.
+	OnDelta func(model.Delta)
+
+	Log    zerolog.Logger
+	Tracer trace.Tracer
+}
+
+// End is why the loop ended by itself.
+type End string
+
+// The ends of a loop.
+const (
+	// EndAnswered: the model answered without a call, or its provider failed and
+	// the last message is marked so.
+	EndAnswered End = "stream_finished"
+	// EndTurns: the model calls were used up.
+	EndTurns End = "turn_budget_exhausted"
+)
+
+// Result is a finished conversation.
+type Result struct {
+	End      End
+	Messages []model.Message
+	// Usage is the sum of what the provider reported, or nil.
+	Usage *contract.Usage
+	// ModelName is the model as the provider named it last.
+	ModelName string
+	Turns     int
+}
+
+// LastAssistant returns the newest assistant message, or nil.
+func (r Result) LastAssistant() *model.Message {
+	for i := len(r.Messages) - 1; i >= 0; i-- {
+		if r.Messages[i].Role == model.RoleAssistant {
+			return &r.Messages[i]
+		}
+	}
+	return nil
+}
+
+// maxNudges is how often an empty answer is asked for again before it stands.
+const maxNudges = 2
+
+const nudge = "Your last reply was empty. Answer now, or call a tool."
+
+// Run drives the conversation to its end. It returns an error when ctx is done
+// (ctx's cause), when the gate or OnMessage refuses, or for a fault of ours; the
+// Result then holds what there was.
+func Run(ctx context.Context, cfg Config, messages []model.Message) (Result, error) {
+	l := newLoop(cfg, messages)
+	err := l.run(ctx)
+	return l.result, err
+}
+
+type loop struct {
+	cfg      Config
+	generate Generate
+	invoke   Invoke
+	tools    map[string]tool.Tool
+	specs    []model.ToolSpec
+	result   Result
+	nudges   int
+}
+
+func newLoop(cfg Config, messages []model.Message) *loop {
+	if cfg.MaxParallel <= 0 {
+		cfg.MaxParallel = 64
+	}
+	if cfg.MaxTurns <= 0 {
+		cfg.MaxTurns = 1
+	}
+	if cfg.Gate == nil {
+		cfg.Gate = func() error { return nil }
+	}
+	if cfg.Tracer == nil {
+		cfg.Tracer = noop.NewTracerProvider().Tracer("")
+	}
+	l := &loop{cfg: cfg, tools: make(map[string]tool.Tool, len(cfg.Tools))}
+	for _, t := range cfg.Tools {
+		spec := t.Spec()
+		l.tools[spec.Name] = t
+		l.specs = append(l.specs, spec)
+	}
+	l.generate = l.callModel
+	for i := len(cfg.ModelMiddleware) - 1; i >= 0; i-- {
+		l.generate = cfg.ModelMiddleware[i](l.generate)
+	}
+	l.invoke = wrapToolErrors(func(ctx context.Context, t tool.Tool, call tool.Call) (tool.Result, error) {
+		return t.Call(ctx, call)
+	})
+	for i := len(cfg.ToolMiddleware) - 1; i >= 0; i-- {
+		l.invoke = cfg.ToolMiddleware[i](l.invoke)
+	}
+	l.result.Messages = append([]model.Message(nil), messages...)
+	return l
+}
+
+func (l *loop) run(ctx context.Context) error {
+	if err := l.finishOpenCalls(ctx); err != nil {
+		return err
+	}
+	for {
+		if l.result.Turns >= l.cfg.MaxTurns {
+			l.result.End = EndTurns
+			return nil
+		}
+		msg, err := l.ask(ctx)
+		if err != nil {
+			return err
+		}
+		if len(msg.ToolCalls) > 0 {
+			if err := l.runTools(ctx, msg); err != nil {
+				return err
+			}
+			continue
+		}
+		if msg.Text == "" && !msg.ErrorFallback && l.nudges < maxNudges {
+			l.nudges++
+			l.result.Messages = append(l.result.Messages, model.Message{ID: l.messageID(), Role: model.RoleUser, Text: nudge})
+			continue
+		}
+		l.result.End = EndAnswered
+		return nil
+	}
+}
+
+// finishOpenCalls answers calls that an earlier life of this conversation left
+// open at its end: a loop that is taken over goes on where it was.
+func (l *loop) finishOpenCalls(ctx context.Context) error {
+	n := len(l.result.Messages)
+	answered := map[string]bool{}
+	i := n - 1
+	for ; i >= 0 && l.result.Messages[i].Role == model.RoleTool; i-- {
+		answered[l.result.Messages[i].ToolCallID] = true
+	}
+	if i < 0 || l.result.Messages[i].Role != model.RoleAssistant {
+		return nil
+	}
+	last := l.result.Messages[i]
+	for _, c := range last.ToolCalls {
+		if !answered[c.ID] {
+			return l.runSome(ctx, i, last, answered)
+		}
+	}
+	return nil
+}
+
+// ask makes one turn: a model call and the hooks.
+func (l *loop) ask(ctx context.Context) (model.Message, error) {
+	if err := l.stopped(ctx); err != nil {
+		return model.Message{}, err
+	}
+	l.result.Turns++
+	resp, err := l.generate(ctx, model.Request{Messages: Repair(l.result.Messages), Tools: l.specs, Agent: l.cfg.Agent}, l.cfg.OnDelta)
+	if ctx.Err() != nil {
+		return model.Message{}, context.Cause(ctx)
+	}
+	msg := resp.Message
+	if err != nil {
+		var failed *model.Error
+		if !errors.As(err, &failed) {
+			return model.Message{}, fmt.Errorf("model %s: %w", l.cfg.Model.Name(), err)
+		}
+		// The failure becomes the last message, marked, so that whoever maps the
+		// outcome need not guess from text (STATUS-05).
+		msg = model.Message{Text: "The model provider failed: " + failed.Message, ErrorFallback: true, ErrorDetail: failed.Error()}
+	}
+	msg.Role = model.RoleAssistant
+	msg.ID = l.messageID()
+	msg.ToolCalls = l.uniqueCalls(msg.ToolCalls)
+	if resp.Model != "" {
+		l.result.ModelName = resp.Model
+	} else if l.result.ModelName == "" {
+		l.result.ModelName = l.cfg.Model.ModelName()
+	}
+	l.result.Usage = l.result.Usage.Add(normalUsage(resp.Usage))
+	for _, hook := range l.cfg.AfterModel {
+		msg = hook(ctx, msg)
+	}
+	return msg, l.append(ctx, msg)
+}
+
+// callModel is the innermost Generate: the model itself, under a span.
+func (l *loop) callModel(ctx context.Context, req model.Request, onDelta func(model.Delta)) (model.Response, error) {
+	ctx, span := l.cfg.Tracer.Start(ctx, "chat "+l.cfg.Model.ModelName(), trace.WithSpanKind(trace.SpanKindClient), trace.WithAttributes(
+		attribute.String("gen_ai.operation.name", "chat"),
+		attribute.String("gen_ai.request.model", l.cfg.Model.ModelName()),
+		attribute.String("gen_ai.agent.name", l.cfg.Agent),
+	))
+	defer span.End()
+	resp, err := l.cfg.Model.Generate(ctx, req, onDelta)
+	if err != nil {
+		span.RecordError(err)
+		span.SetStatus(codes.Error, "model call failed")
+		return resp, err
+	}
+	span.SetAttributes(attribute.String("gen_ai.response.model", resp.Model), attribute.StringSlice("gen_ai.response.finish_reasons", []string{resp.Message.FinishReason}))
+	if u := resp.Usage; u != nil {
+		span.SetAttributes(attribute.Int64("gen_ai.usage.input_tokens", u.InputTokens), attribute.Int64("gen_ai.usage.output_tokens", u.OutputTokens))
+	}
+	return resp, nil
+}
+
+func (l *loop) runTools(ctx context.Context, msg model.Message) error {
+	return l.runSome(ctx, len(l.result.Messages)-1, msg, nil)
+}
+
+// runSome runs the calls of the assistant message at index that have no answer
+// yet, side by side, and appends their results in the order of the calls.
+func (l *loop) runSome(ctx context.Context, index int, msg model.Message, answered map[string]bool) error {
+	results := make([]tool.Result, len(msg.ToolCalls))
+	ordinal := l.assistantOrdinal(index)
+	places := make(chan struct{}, l.cfg.MaxParallel)
+	var wg sync.WaitGroup
+	for i, call := range msg.ToolCalls {
+		if answered[call.ID] {
+			continue
+		}
+		if err := l.stopped(ctx); err != nil {
+			wg.Wait()
+			return err
+		}
+		places <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-places }()
+			results[i] = l.runTool(ctx, msg, call, ordinal, i)
+		})
+	}
+	wg.Wait()
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	for i, call := range msg.ToolCalls {
+		if answered[call.ID] {
+			continue
+		}
+		err := l.append(ctx, model.Message{
+			ID: l.messageID(), Role: model.RoleTool, Text: results[i].Text, IsError: results[i].IsError,
+			ToolCallID: call.ID, ToolName: call.Name, Metadata: results[i].Metadata,
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (l *loop) runTool(ctx context.Context, msg model.Message, call model.ToolCall, message, position int) tool.Result {
+	t, args, failure := l.resolve(msg, call)
+	if failure != "" {
+		return tool.Failure(failure)
+	}
+	ctx, span := l.cfg.Tracer.Start(ctx, "execute_tool "+call.Name, trace.WithAttributes(
+		attribute.String("gen_ai.operation.name", "execute_tool"),
+		attribute.String("gen_ai.tool.name", call.Name),
+		attribute.String("gen_ai.tool.call.id", call.ID),
+	))
+	defer span.End()
+	res, err := l.invoke(ctx, t, tool.Call{ID: call.ID, Args: args, Message: message, Position: position})
+	if err != nil { // only a control signal gets past wrapToolErrors
+		res = tool.Failure("The tool was stopped: " + err.Error())
+	}
+	if res.IsError {
+		span.SetStatus(codes.Error, "tool reported an error")
+	}
+	return res
+}
+
+// resolve finds the tool and reads the arguments, or says what is wrong with
+// the call in words for the model.
+func (l *loop) resolve(msg model.Message, call model.ToolCall) (tool.Tool, []byte, string) {
+	if msg.FinishReason == "length" {
+		// The arguments may be half of what the model meant, even if they parse.
+		return nil, nil, "This call was not run: your reply was cut at the token limit while you were writing it. Send it again, shorter, or split it."
+	}
+	t, ok := l.tools[call.Name]
+	if !ok {
+		return nil, nil, fmt.Sprintf("There is no tool %q. Available tools: %s.", clip(call.Name, 80), strings.Join(l.toolNames(), ", "))
+	}
+	args, err := ParseArgs(call.Args)
+	if err != nil {
+		return nil, nil, fmt.Sprintf("The arguments of %s could not be read: %v. Send one JSON object.", call.Name, err)
+	}
+	return t, args, ""
+}
+
+func (l *loop) toolNames() []string {
+	names := make([]string, len(l.specs))
+	for i, s := range l.specs {
+		names[i] = s.Name
+	}
+	return names
+}
+
+func (l *loop) append(ctx context.Context, msg model.Message) error {
+	l.result.Messages = append(l.result.Messages, msg)
+	if l.cfg.OnMessage == nil {
+		return nil
+	}
+	return l.cfg.OnMessage(ctx, msg, l.result.Usage, l.result.ModelName)
+}
+
+func (l *loop) stopped(ctx context.Context) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return l.cfg.Gate()
+}
+
+// messageID numbers messages by their place, so that a replayed conversation
+// gives the same ids.
+func (l *loop) messageID() string { return fmt.Sprintf("m%d", len(l.result.Messages)) }
+
+// assistantOrdinal counts the assistant messages before index.
+func (l *loop) assistantOrdinal(index int) int {
+	n := 0
+	for _, m := range l.result.Messages[:index] {
+		if m.Role == model.RoleAssistant {
+			n++
+		}
+	}
+	return n
+}
+
+// uniqueCalls gives every call an id that no other call of the conversation has,
+// and a name: providers repeat and omit both, and refuse them when replayed
+// (F-006, F-100).
+func (l *loop) uniqueCalls(calls []model.ToolCall) []model.ToolCall {
+	if len(calls) == 0 {
+		return nil
+	}
+	used := map[string]bool{}
+	for _, m := range l.result.Messages {
+		for _, c := range m.ToolCalls {
+			used[c.ID] = true
+		}
+	}
+	out := make([]model.ToolCall, len(calls))
+	for i, c := range calls {
+		if strings.TrimSpace(c.Name) == "" {
+			c.Name = "unnamed_tool"
+		}
+		if strings.TrimSpace(c.ID) == "" || used[c.ID] {
+			for n := i + 1; ; n++ {
+				if id := fmt.Sprintf("call_%d_%d", len(l.result.Messages), n); !used[id] {
+					c.ID = id
+					break
+				}
+			}
+		}
+		used[c.ID] = true
+		out[i] = c
+	}
+	return out
+}
+
+// wrapToolErrors turns what goes wrong inside a tool into a result that the
+// model can read, so that the run continues (TOOL-07). What ends the work as a
+// whole passes through.
+func wrapToolErrors(next Invoke) Invoke {
+	return func(ctx context.Context, t tool.Tool, call tool.Call) (res tool.Result, err error) {
+		defer func() {
+			if p := recover(); p != nil {
+				zerolog.Ctx(ctx).Error().Str("tool", t.Spec().Name).Interface("panic", p).Bytes("stack", debug.Stack()).Msg("a tool panicked")
+				res, err = toolError(t, fmt.Errorf("internal fault: %v", p)), nil
+			}
+		}()
+		res, err = next(ctx, t, call)
+		if err == nil || ctx.Err() != nil {
+			return res, err
+		}
+		return toolError(t, err), nil
+	}
+}
+
+func toolError(t tool.Tool, err error) tool.Result {
+	return tool.Failure(fmt.Sprintf("Tool %s failed (%s): %s\nGo on with what you have, or try another way.", t.Spec().Name, errorClass(err), clip(err.Error(), 500)))
+}
+
+// errorClass names the kind of an error without its text.
+func errorClass(err error) string {
+	for {
+		next := errors.Unwrap(err)
+		if next == nil {
+			return strings.TrimPrefix(fmt.Sprintf("%T", err), "*")
+		}
+		err = next
+	}
+}
+
+// normalUsage makes the total at least the sum of its parts: some providers
+// report reasoning tokens in the total alone, some no total at all (USAGE-01, F-112).
+func normalUsage(u *contract.Usage) *contract.Usage {
+	if u == nil {
+		return nil
+	}
+	v := *u
+	v.InputTokens, v.OutputTokens = max(v.InputTokens, 0), max(v.OutputTokens, 0)
+	v.TotalTokens = max(v.TotalTokens, v.InputTokens+v.OutputTokens)
+	return &v
+}
+
+func clip(s string, n int) string {
+	r := []rune(s)
+	if len(r) <= n {
+		return s
+	}
+	return string(r[:n]) + "…"
+}

@@ -1,0 +1,19 @@
+//go:build !linux
+
+package sandbox
+
+import "time"
+
+func landlockAvailable() (bool, string) { return false, "Landlock exists on Linux only" }
+
+func childMain([]string) bool { return false }
+
+func (p *Process) start(_ *Sandbox, c Command) error { return p.startDirect(c) }
+
+// awaitExit reaps as well: there is no other way to wait here.
+func (p *Process) awaitExit() { p.wait = p.cmd.Wait() }
+
+func (p *Process) reap() error { return p.wait }
+
+// sweep has no way to find what left the group.
+func sweep(string, time.Duration) bool { return true }

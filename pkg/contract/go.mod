@@ -1,0 +1,4 @@
+module github.com/herdgate/herdgate/pkg/contract
+
+go 1.26.0
+

@@ -1,0 +1,205 @@
+package admission
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/herdgate/herdgate/internal/bus"
+	"github.com/herdgate/herdgate/pkg/contract"
+	"github.com/herdgate/herdgate/services/admission/gate"
+)
+
+// errDeposed ends a reign: somebody else holds the key, or may.
+var errDeposed = errors.New("deposed: the leader key is not ours any more")
+
+// fence owns the leader key. It renews it, and makes every write that carries
+// its revision, one at a time, so that a write can never carry a revision that a
+// renewal of ours has outdated.
+type fence struct {
+	s       *Service
+	rev     uint64
+	trusted time.Time // until then nobody else can have won the key
+	writes  chan gate.FirstWrite
+	tell    func(context.Context, gate.Event)
+	requests
+}
+
+// requests reads requests by sequence; see [bodies].
+type requests interface {
+	get(ctx context.Context, seq uint64) (body, error)
+}
+
+// margin is how much earlier than the server we stop believing in the key.
+func (s *Service) margin() time.Duration { return min(time.Second, s.cfg.LeaderTTL/4) }
+
+// run returns errDeposed when the reign is over, or nil when ctx is done.
+func (f *fence) run(ctx context.Context) error {
+	renew := time.NewTimer(0)
+	defer renew.Stop()
+	for {
+		renew.Reset(f.s.cfg.LeaderTTL / 3)
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-renew.C:
+			if err := f.renew(ctx); err != nil {
+				return err
+			}
+		case w := <-f.writes:
+			if err := f.write(ctx, w); err != nil {
+				return err
+			}
+			// Writes must not starve the renewal.
+			if time.Until(f.trusted) < f.s.cfg.LeaderTTL/2 {
+				if err := f.renew(ctx); err != nil {
+					return err
+				}
+			}
+		}
+	}
+}
+
+// renew moves the key on (protocol W4).
+func (f *fence) renew(ctx context.Context) error {
+	for {
+		writer := f.s.writer.Next()
+		sent := f.s.now()
+		ack, err := f.s.bus.Publish(ctx, f.s.leaderWrite(writer, f.rev))
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case err == nil:
+			f.won(ack.Seq, sent)
+			return nil
+		case errors.Is(err, bus.ErrConflict):
+			last, rerr := f.s.bus.Last(ctx, f.s.bus.TaskStream(), f.s.bus.KV(contract.LeaderKey))
+			if rerr == nil {
+				v, derr := contract.Decode[contract.Leader](last.Data)
+				if last.Deleted() || derr != nil || v.Holder != f.s.writer.ID() {
+					f.s.metrics.fenced.Inc()
+					return errDeposed
+				}
+				// An earlier try of ours landed although we never heard of it. The
+				// clock counts from the send that we know of.
+				f.rev = last.Seq
+			}
+		}
+		if !f.s.now().Before(f.trusted) {
+			return fmt.Errorf("%w: it could not be renewed in time: %v", errDeposed, err)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+}
+
+func (f *fence) won(rev uint64, sent time.Time) {
+	f.rev, f.trusted = rev, sent.Add(f.s.cfg.LeaderTTL-f.s.margin())
+}
+
+// write makes a first write (protocol W5, W6) and settles it.
+func (f *fence) write(ctx context.Context, w gate.FirstWrite) error {
+	if !f.s.now().Before(f.trusted) {
+		return fmt.Errorf("%w: its time is over by our own clock", errDeposed)
+	}
+	b, err := f.get(ctx, w.RequestSeq)
+	if errors.Is(err, bus.ErrNotFound) {
+		// Somebody took the request away; there is nothing to grant or to end.
+		f.tell(ctx, gate.RequestRemoved{TaskID: w.TaskID})
+		f.tell(ctx, gate.FirstWritten{TaskID: w.TaskID, Outcome: gate.Absent})
+		return nil
+	}
+	if err != nil {
+		return f.retryLater(ctx, w, err)
+	}
+	rec := b.fill(w.Record)
+	rec.Epoch, rec.Writer = f.rev, f.s.writer.Next()
+	if rec.GrantedAt != nil {
+		rec.GrantedAt = ptr(rec.GrantedAt.UTC())
+	}
+	data, err := json.Marshal(rec)
+	if err != nil {
+		return fmt.Errorf("encode the record of task %s: %w", rec.TaskID, err)
+	}
+	key := f.s.bus.KV(contract.TaskKey(rec.TaskID))
+	ack, err := f.s.bus.Publish(ctx, bus.Write{Subject: key, Data: data, Expect: bus.Seq(f.rev), ExpectSubject: f.s.bus.KV(contract.LeaderKey)})
+	switch {
+	case ctx.Err() != nil:
+		return nil
+	case err == nil:
+		f.tell(ctx, gate.FirstWritten{TaskID: rec.TaskID, Outcome: gate.Stored, Revision: ack.Seq, Record: rec})
+		return nil
+	case errors.Is(err, bus.ErrConflict) && !bus.Racing(err):
+		f.s.metrics.fenced.Inc()
+		return fmt.Errorf("%w: the server refused the first write of task %s", errDeposed, rec.TaskID)
+	case errors.Is(err, bus.ErrConflict), errors.Is(err, bus.ErrDoubt):
+		return f.settle(ctx, rec, key)
+	}
+	return fmt.Errorf("first write of task %s: %w", rec.TaskID, err)
+}
+
+// settle finds out whether a write in doubt landed. The write may still be under
+// way: so the leader key is moved on first, after which it can only be refused,
+// and only then the record is read.
+func (f *fence) settle(ctx context.Context, rec contract.TaskRecord, key string) error {
+	f.s.log.Warn().Str("task_id", string(rec.TaskID)).Msg("a first write is in doubt; moving the leader key on before reading")
+	if err := f.renew(ctx); err != nil || ctx.Err() != nil {
+		return err
+	}
+	for {
+		last, err := f.s.bus.Last(ctx, f.s.bus.TaskStream(), key)
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case errors.Is(err, bus.ErrNotFound), err == nil && last.Deleted():
+			f.tell(ctx, gate.FirstWritten{TaskID: rec.TaskID, Outcome: gate.Absent})
+			return nil
+		case err == nil:
+			out := gate.FirstWritten{TaskID: rec.TaskID, Outcome: gate.Refused}
+			if got, derr := contract.DecodeTaskRecord(last.Data); derr == nil && got.Writer == rec.Writer {
+				out.Outcome, out.Revision, out.Record = gate.Stored, last.Seq, rec
+			} else if derr == nil && got.RequestSeq == rec.RequestSeq {
+				// Ours landed and has moved since.
+				out.Outcome, out.Revision, out.Record = gate.Stored, last.Seq, got
+			}
+			f.tell(ctx, out)
+			return nil
+		}
+		if err := f.renew(ctx); err != nil {
+			return err
+		}
+	}
+}
+
+// retryLater gives a write back that could not be tried: nothing was sent.
+func (f *fence) retryLater(ctx context.Context, w gate.FirstWrite, err error) error {
+	f.s.log.Warn().Err(err).Str("task_id", string(w.TaskID)).Msg("the request could not be read; trying again")
+	if err := f.renew(ctx); err != nil {
+		return err
+	}
+	f.tell(ctx, gate.FirstWritten{TaskID: w.TaskID, Outcome: gate.Absent})
+	return nil
+}
+
+// abdicate hands the key back, so that a standby takes over at once.
+func (f *fence) abdicate() {
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+	defer cancel()
+	_, err := f.s.bus.Publish(ctx, bus.Write{
+		Subject: f.s.bus.KV(contract.LeaderKey), Header: nats.Header{"KV-Operation": {"DEL"}}, Expect: bus.Seq(f.rev),
+	})
+	if err != nil {
+		f.s.log.Warn().Err(err).Msg("the leader key could not be handed back; a standby takes over when it expires")
+		return
+	}
+	f.s.log.Info().Msg("handed the gate back")
+}
+
+func ptr[T any](v T) *T { return &v }

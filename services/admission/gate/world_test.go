@@ -1,0 +1,450 @@
+package gate
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/herdgate/herdgate/pkg/contract"
+)
+
+// world is a model of everything around a gate: the streams, the executors, the
+// leaders. Its steps interleave in any order; what the server would refuse is
+// refused here.
+type world struct {
+	t       *rapid.T
+	cfg     Config
+	now     time.Time
+	seq     uint64 // of the task bucket
+	workSeq uint64
+	leader  uint64 // revision of the leader key
+	reigns  []*rule
+	queue   map[contract.TaskID]*Request // stored requests
+	tasks   map[contract.TaskID]*truth
+	order   []contract.TaskID // of submission
+	log     []change          // of the task bucket, for watches
+}
+
+// truth is what the server holds about a task.
+type truth struct {
+	rec      *contract.TaskRecord
+	rev      uint64
+	purged   bool
+	lease    bool
+	leaseTo  time.Time
+	cancel   bool
+	events   int // terminal events stored
+	granted  int // newest attempt whose grant message is stored
+	first    bool
+	claims   map[int]bool
+	terminal string // fingerprint of the end, once there is one
+}
+
+type change struct {
+	seq uint64
+	ev  Event
+}
+
+// rule is one reign: a gate with what it has in flight and what it has read.
+type rule struct {
+	gate    *Gate
+	rev     uint64
+	read    int // position in log
+	work    uint64
+	viewed  bool
+	started bool
+	pending []Action
+	results []Event
+}
+
+func newWorld(t *rapid.T, maxRunning int, retry RetryLost) *world {
+	w := &world{
+		t: t, now: time.Unix(1_000_000, 0), queue: map[contract.TaskID]*Request{}, tasks: map[contract.TaskID]*truth{},
+		cfg: Config{MaxRunning: maxRunning, LeaseTTL: 15 * time.Second, RetryLost: retry, MaxAttempts: 3, CancelGrace: 2 * time.Second, OverrunGrace: 30 * time.Second, Retention: time.Hour, MarkerTTL: 10 * time.Minute},
+	}
+	w.crown()
+	return w
+}
+
+// crown begins a new reign: the leader key gets a new revision.
+func (w *world) crown() {
+	w.seq++
+	w.leader = w.seq
+	w.reigns = append(w.reigns, &rule{gate: New(w.cfg), rev: w.leader})
+}
+
+func (w *world) current() *rule { return w.reigns[len(w.reigns)-1] }
+
+func (w *world) truth(id contract.TaskID) *truth {
+	tr := w.tasks[id]
+	if tr == nil {
+		tr = &truth{claims: map[int]bool{}}
+		w.tasks[id] = tr
+	}
+	return tr
+}
+
+func (w *world) change(ev Event) {
+	w.seq++
+	w.log = append(w.log, change{w.seq, ev})
+}
+
+// put stores a record and checks what must hold for every write.
+func (w *world) put(id contract.TaskID, rec contract.TaskRecord) uint64 {
+	tr := w.truth(id)
+	if tr.terminal != "" && !tr.purged {
+		w.t.Fatalf("I4: %s was written over: %s became %s", id, tr.terminal, rec.State)
+	}
+	w.seq++
+	tr.rec, tr.rev, tr.purged = &rec, w.seq, false
+	if rec.State.Terminal() {
+		tr.terminal = string(rec.State)
+	}
+	w.log = append(w.log, change{w.seq, RecordSeen{Revision: w.seq, Record: rec}})
+	live := 0
+	for _, t := range w.tasks {
+		if t.rec != nil && t.rec.State.Live() {
+			live++
+		}
+	}
+	if live > w.cfg.MaxRunning {
+		w.t.Fatalf("I1: %d live slots, max_running is %d", live, w.cfg.MaxRunning)
+	}
+	return w.seq
+}
+
+// do performs one action of a reign as the server would.
+func (w *world) do(r *rule, a Action) {
+	switch a := a.(type) {
+	case FirstWrite:
+		out := FirstWritten{TaskID: a.TaskID, Outcome: Absent}
+		if r.rev != w.leader {
+			return // refused: the reign is over
+		}
+		if tr := w.truth(a.TaskID); tr.rec != nil {
+			w.t.Fatalf("a first write on %s, which is %s", a.TaskID, tr.rec.State)
+		}
+		if a.Record.State == contract.StateGranted {
+			for _, id := range w.order {
+				q, stored := w.queue[id]
+				if stored && q.Seq < a.RequestSeq && w.truth(id).rec == nil {
+					w.t.Fatalf("I2: %s was granted before %s", a.TaskID, id)
+				}
+			}
+			w.truth(a.TaskID).first = true
+		}
+		out.Outcome, out.Record = Stored, a.Record
+		out.Revision = w.put(a.TaskID, a.Record)
+		r.results = append(r.results, out)
+	case MoveRecord:
+		tr := w.truth(a.TaskID)
+		out := Moved{TaskID: a.TaskID, Outcome: Refused}
+		if tr.rec != nil && tr.rev == a.Revision {
+			out.Outcome, out.Record = Stored, a.Record
+			out.Revision = w.put(a.TaskID, a.Record)
+		}
+		r.results = append(r.results, out)
+	case SendGrant:
+		tr := w.truth(a.TaskID)
+		tr.granted = max(tr.granted, a.Record.Attempt)
+		r.results = append(r.results, GrantSent{TaskID: a.TaskID, Attempt: a.Record.Attempt})
+	case StoreTerminalEvent:
+		tr := w.truth(a.TaskID)
+		if tr.rec == nil || !tr.rec.State.Terminal() {
+			w.t.Fatalf("a terminal event of %s, which has not ended", a.TaskID)
+		}
+		if tr.events == 0 {
+			tr.events++
+		}
+		r.results = append(r.results, TerminalEventStored{TaskID: a.TaskID})
+	case RemoveRequest:
+		tr := w.truth(a.TaskID)
+		if q := w.queue[a.TaskID]; q != nil && q.Seq == a.Seq {
+			if tr.events == 0 && !tr.purged {
+				w.t.Fatalf("I4: the request of %s was removed before its event", a.TaskID)
+			}
+			delete(w.queue, a.TaskID)
+		}
+		r.results = append(r.results, RequestRemoved{TaskID: a.TaskID})
+	case CheckLease:
+		r.results = append(r.results, LeaseChecked{TaskID: a.TaskID, Alive: w.truth(a.TaskID).lease})
+	case PurgeRecord:
+		tr := w.truth(a.TaskID)
+		if tr.rec != nil && tr.rev == a.Revision {
+			if w.queue[a.TaskID] != nil {
+				w.t.Fatalf("%s was purged while its request is stored", a.TaskID)
+			}
+			w.seq++
+			tr.rec, tr.rev, tr.purged = nil, w.seq, true
+			w.log = append(w.log, change{w.seq, RecordPurged{TaskID: a.TaskID, Revision: w.seq}})
+		}
+		r.results = append(r.results, Purged{TaskID: a.TaskID})
+	case TellQueued:
+	default:
+		w.t.Fatalf("unknown action %T", a)
+	}
+}
+
+func (r *rule) apply(w *world, ev Event) {
+	r.pending = append(r.pending, r.gate.Apply(ev, w.now)...)
+	first := 0
+	for _, a := range r.pending {
+		if _, ok := a.(FirstWrite); ok {
+			first++
+		}
+	}
+	if first > 1 {
+		w.t.Fatalf("%d first writes in flight", first)
+	}
+}
+
+// feed gives a reign one piece of what it has not read yet; false when there is
+// nothing.
+func (w *world) feed(r *rule, kind int) bool {
+	switch kind {
+	case 0: // the bucket
+		if r.read < len(w.log) {
+			c := w.log[r.read]
+			r.read++
+			r.apply(w, c.ev)
+			return true
+		}
+		if !r.viewed && w.seq >= r.rev {
+			r.viewed = true
+			r.apply(w, ViewRead{})
+			return true
+		}
+	case 1: // the request stream
+		var next *Request
+		for _, q := range w.queue {
+			if q.Seq > r.work && (next == nil || q.Seq < next.Seq) {
+				next = q
+			}
+		}
+		if next != nil {
+			r.work = next.Seq
+			r.apply(w, RequestStored{*next})
+			return true
+		}
+		if !r.started {
+			r.started = true
+			r.apply(w, WorkRead{})
+			return true
+		}
+	case 2: // answers
+		if len(r.results) > 0 {
+			ev := r.results[0]
+			r.results = r.results[1:]
+			r.apply(w, ev)
+			return true
+		}
+	case 3: // writes
+		if len(r.pending) > 0 {
+			i := 0
+			if len(r.pending) > 1 {
+				i = rapid.IntRange(0, len(r.pending)-1).Draw(w.t, "which write")
+			}
+			a := r.pending[i]
+			r.pending = append(r.pending[:i:i], r.pending[i+1:]...)
+			w.do(r, a)
+			return true
+		}
+	case 4: // time
+		if at := r.gate.Next(); !at.IsZero() && !w.now.Before(at) {
+			r.apply(w, Tick{})
+			return true
+		}
+	}
+	return false
+}
+
+func (w *world) pick(what string, ok func(*truth) bool) (contract.TaskID, bool) {
+	var ids []contract.TaskID
+	for _, id := range w.order {
+		if ok(w.tasks[id]) {
+			ids = append(ids, id)
+		}
+	}
+	if len(ids) == 0 {
+		return "", false
+	}
+	return rapid.SampledFrom(ids).Draw(w.t, what), true
+}
+
+func (w *world) run(r *rule, moves int) {
+	for range moves {
+		w.feed(r, rapid.IntRange(0, 4).Draw(w.t, "kind"))
+	}
+}
+
+// steps are everything that can happen.
+func (w *world) steps() map[string]func(*rapid.T) {
+	skip := func(ok bool) {
+		if !ok {
+			w.t.Skip()
+		}
+	}
+	return map[string]func(*rapid.T){
+		"submit": func(t *rapid.T) {
+			skip(len(w.order) < 8)
+			id := contract.TaskID(fmt.Sprintf("t%d", len(w.order)))
+			w.workSeq++
+			w.order = append(w.order, id)
+			w.truth(id)
+			w.queue[id] = &Request{Seq: w.workSeq, TaskID: id, Tenant: "default", Deadline: w.now.Add(time.Duration(rapid.IntRange(1, 600).Draw(t, "wait")) * time.Second)}
+		},
+		"gate moves": func(t *rapid.T) {
+			w.run(w.current(), rapid.IntRange(1, 12).Draw(t, "moves"))
+		},
+		"gate settles": func(*rapid.T) {
+			r := w.current()
+			for moved := true; moved; {
+				moved = false
+				for kind := range 5 {
+					moved = w.feed(r, kind) || moved
+				}
+			}
+		},
+		"deposed gate moves": func(t *rapid.T) {
+			skip(len(w.reigns) > 1)
+			// It has not noticed yet: it reads, decides and writes as before.
+			w.run(w.reigns[len(w.reigns)-2], rapid.IntRange(1, 6).Draw(t, "moves"))
+		},
+		"new leader": func(*rapid.T) {
+			skip(len(w.reigns) < 4)
+			w.crown()
+		},
+		"claim": func(*rapid.T) {
+			id, ok := w.pick("claim", func(tr *truth) bool {
+				return tr.rec != nil && tr.rec.State == contract.StateGranted && tr.granted >= tr.rec.Attempt
+			})
+			skip(ok)
+			tr := w.tasks[id]
+			tr.lease, tr.leaseTo = true, w.now.Add(w.cfg.LeaseTTL)
+			w.change(LeaseSeen{TaskID: id})
+			if tr.claims[tr.rec.Attempt] {
+				w.t.Fatalf("I5: attempt %d of %s was claimed twice", tr.rec.Attempt, id)
+			}
+			tr.claims[tr.rec.Attempt] = true
+			rec := *tr.rec
+			rec.State, rec.TimeoutSeconds = contract.StateRunning, 3600
+			w.put(id, rec)
+		},
+		"renew": func(*rapid.T) {
+			id, ok := w.pick("renew", func(tr *truth) bool { return tr.rec != nil && tr.rec.State == contract.StateRunning && tr.lease })
+			skip(ok)
+			w.tasks[id].leaseTo = w.now.Add(w.cfg.LeaseTTL)
+			w.change(LeaseSeen{TaskID: id})
+		},
+		"expire": func(*rapid.T) {
+			id, ok := w.pick("expire", func(tr *truth) bool { return tr.lease })
+			skip(ok)
+			w.tasks[id].lease = false
+			w.change(LeaseExpired{TaskID: id})
+		},
+		"finish": func(*rapid.T) {
+			id, ok := w.pick("finish", func(tr *truth) bool { return tr.rec != nil && tr.rec.State == contract.StateRunning })
+			skip(ok)
+			w.end(id)
+		},
+		"hand back": func(t *rapid.T) {
+			id, ok := w.pick("hand back", func(tr *truth) bool { return tr.rec != nil && tr.rec.State == contract.StateRunning })
+			skip(ok)
+			rec := *w.tasks[id].rec
+			rec.State, rec.Started = contract.StateReleased, rapid.Bool().Draw(t, "started")
+			w.put(id, rec)
+		},
+		"cancel": func(*rapid.T) {
+			id, ok := w.pick("cancel", func(tr *truth) bool { return !tr.cancel })
+			skip(ok)
+			w.tasks[id].cancel = true
+			w.change(CancelSeen{TaskID: id})
+		},
+		"time passes": func(t *rapid.T) {
+			w.now = w.now.Add(time.Duration(rapid.IntRange(1, 20).Draw(t, "seconds")) * time.Second)
+		},
+	}
+}
+
+func (w *world) end(id contract.TaskID) {
+	rec := *w.tasks[id].rec
+	rec.State = contract.StateCompleted
+	if rec.CancelRequested || w.tasks[id].cancel {
+		rec.State = contract.StateCancelled
+	}
+	at := w.now
+	rec.FinishedAt = &at
+	w.put(id, rec)
+	if rapid.Bool().Draw(w.t, "event too") {
+		w.tasks[id].events++
+	}
+}
+
+// settle lets everything that can still happen happen, without further faults:
+// executors claim and finish what is granted to them.
+func (w *world) settle() {
+	for range 10_000 {
+		moved := false
+		r := w.current()
+		for kind := range 5 {
+			for w.feed(r, kind) {
+				moved = true
+			}
+		}
+		for _, id := range w.order {
+			tr := w.tasks[id]
+			if tr.rec == nil {
+				continue
+			}
+			if tr.rec.State == contract.StateGranted && tr.granted >= tr.rec.Attempt && !tr.claims[tr.rec.Attempt] {
+				tr.claims[tr.rec.Attempt] = true
+				tr.lease = true
+				w.change(LeaseSeen{TaskID: id})
+				rec := *tr.rec
+				rec.State = contract.StateRunning
+				w.put(id, rec)
+				moved = true
+			} else if tr.rec.State == contract.StateRunning && tr.lease {
+				w.end(id)
+				moved = true
+			}
+		}
+		if moved {
+			continue
+		}
+		if len(w.queue) == 0 {
+			break
+		}
+		at := r.gate.Next()
+		if at.IsZero() {
+			break
+		}
+		w.now = at
+	}
+	for _, id := range w.order {
+		tr := w.tasks[id]
+		switch {
+		case tr.terminal == "":
+			w.t.Fatalf("I4: %s never ended: record %+v", id, tr.rec)
+		case tr.events != 1:
+			w.t.Fatalf("I4: %s has %d terminal events", id, tr.events)
+		case w.queue[id] != nil:
+			w.t.Fatalf("the request of %s was never removed", id)
+		}
+	}
+	if running, queued := w.current().gate.Counts(); running != 0 || queued != 0 {
+		w.t.Fatalf("at the end %d slots are in use and %d tasks wait", running, queued)
+	}
+}
+
+// I1, I2, I4, I5, ADM-05, ADM-07, ADM-09, ADM-16: whatever interleaves.
+func TestGateHolds(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		w := newWorld(t, rapid.IntRange(1, 3).Draw(t, "max_running"), rapid.SampledFrom([]RetryLost{RetryNotStarted, RetryNever, RetryAlways}).Draw(t, "retry_lost"))
+		t.Repeat(w.steps())
+		w.settle()
+	})
+}

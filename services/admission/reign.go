@@ -1,0 +1,314 @@
+package admission
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/herdgate/herdgate/internal/admissionapi"
+	"github.com/herdgate/herdgate/internal/bus"
+	"github.com/herdgate/herdgate/pkg/contract"
+	"github.com/herdgate/herdgate/services/admission/gate"
+)
+
+// workers is how many writes other than fenced ones may be in flight.
+const workers = 8
+
+// purgedMarkerTTL is how long the marker of a purged record lives: as long as a
+// request that is stored again by a late lead is recognised.
+const purgedMarkerTTL = time.Hour
+
+// reign leads until ctx is done or the key is lost. All its goroutines have
+// ended when it returns.
+type reign struct {
+	s      *Service
+	epoch  uint64
+	offset time.Duration
+	gate   *gate.Gate
+	bodies *bodies
+	events chan gate.Event
+	status chan statusCall
+	// What the gate has asked for and nobody has taken yet. Grants have a queue and
+	// a worker of their own, so that they are sent in the order of their records.
+	fenceQ []gate.FirstWrite
+	grantQ []gate.Action
+	workQ  []gate.Action
+}
+
+type statusCall struct {
+	req   admissionapi.StatusRequest
+	reply chan<- admissionapi.Status
+}
+
+func (s *Service) reign(ctx context.Context, won crown) error {
+	r := &reign{
+		s: s, epoch: won.rev, offset: won.offset, bodies: newBodies(s.bus),
+		events: make(chan gate.Event, 1024), status: make(chan statusCall),
+		gate: gate.New(gate.Config{
+			MaxRunning: s.cfg.MaxRunning, LeaseTTL: s.cfg.LeaseTTL, RetryLost: s.cfg.RetryLost, MaxAttempts: s.cfg.MaxAttempts,
+			CancelGrace: s.cfg.CancelGrace, OverrunGrace: 30 * time.Second, Retention: s.cfg.Retention, MarkerTTL: purgedMarkerTTL,
+		}),
+	}
+	f := &fence{s: s, writes: make(chan gate.FirstWrite), tell: r.tell, requests: r.bodies}
+	f.won(won.rev, won.sent)
+
+	rctx, end := context.WithCancelCause(ctx)
+	var wg sync.WaitGroup
+	part := func(name string, run func(context.Context) error) {
+		wg.Go(func() {
+			if err := run(rctx); err != nil {
+				end(fmt.Errorf("%s: %w", name, err))
+			}
+		})
+	}
+	work := make(chan gate.Action)
+	part("leader key", f.run)
+	part("task bucket", r.watchBucket)
+	part("request stream", r.watchRequests)
+	for range workers {
+		part("worker", func(ctx context.Context) error { return r.work(ctx, work) })
+	}
+	grants := make(chan gate.Action)
+	part("grants", func(ctx context.Context) error { return r.work(ctx, grants) })
+	part("status", r.serveStatus)
+	r.loop(rctx, f.writes, grants, work)
+	end(nil)
+	wg.Wait()
+
+	err := context.Cause(rctx)
+	if ctx.Err() != nil && !errors.Is(err, errDeposed) {
+		f.abdicate()
+		return nil
+	}
+	return err
+}
+
+// loop owns the gate. It never blocks on anything but its select, so that
+// neither readers nor writers can wait for each other in a circle.
+func (r *reign) loop(ctx context.Context, fenced chan<- gate.FirstWrite, grants, work chan<- gate.Action) {
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	opened := false
+	for {
+		if !opened && r.gate.Open() {
+			opened = true
+			r.s.ready("admission", nil)
+			st := r.gate.Stats()
+			r.s.log.Info().Uint64("epoch", r.epoch).Int("running", st.Running).Int("queued", st.Queued).Msg("gate open")
+			r.workQ = append(r.workQ, publishLimits{})
+		}
+		r.s.metrics.observe(r.gate, r.s.now())
+		if at := r.gate.Next(); at.IsZero() {
+			timer.Reset(time.Hour)
+		} else {
+			timer.Reset(max(0, at.Sub(r.s.now())))
+		}
+		var fenceOut chan<- gate.FirstWrite
+		var nextFenced gate.FirstWrite
+		if len(r.fenceQ) > 0 {
+			fenceOut, nextFenced = fenced, r.fenceQ[0]
+		}
+		grantOut, nextGrant := head(grants, r.grantQ)
+		workOut, nextWork := head(work, r.workQ)
+		select {
+		case <-ctx.Done():
+			return
+		case ev := <-r.events:
+			r.apply(ev)
+			// Take what else is there: a burst costs one round of timers, not many.
+			for range 255 {
+				select {
+				case ev := <-r.events:
+					r.apply(ev)
+					continue
+				default:
+				}
+				break
+			}
+		case <-timer.C:
+			r.apply(gate.Tick{})
+		case fenceOut <- nextFenced:
+			r.fenceQ = r.fenceQ[1:]
+		case grantOut <- nextGrant:
+			r.grantQ = r.grantQ[1:]
+		case workOut <- nextWork:
+			r.workQ = r.workQ[1:]
+		case call := <-r.status:
+			call.reply <- r.snapshot(call.req)
+		}
+	}
+}
+
+func (r *reign) apply(ev gate.Event) {
+	for _, a := range r.gate.Apply(ev, r.s.now()) {
+		switch a := a.(type) {
+		case gate.FirstWrite:
+			r.fenceQ = append(r.fenceQ, a)
+		case gate.SendGrant:
+			r.grantQ = append(r.grantQ, a)
+		default:
+			r.workQ = append(r.workQ, a)
+		}
+	}
+}
+
+// head offers the first of a queue to ch; an empty queue offers nothing.
+func head(ch chan<- gate.Action, queue []gate.Action) (chan<- gate.Action, gate.Action) {
+	if len(queue) == 0 {
+		return nil, nil
+	}
+	return ch, queue[0]
+}
+
+// tell hands an event to the loop.
+func (r *reign) tell(ctx context.Context, ev gate.Event) {
+	select {
+	case r.events <- ev:
+	case <-ctx.Done():
+	}
+}
+
+// watchBucket reads records, leases, cancellations and the leader key.
+func (r *reign) watchBucket(ctx context.Context) error {
+	prefix := r.s.bus.KV("")
+	complete := false
+	return r.s.bus.Watch(ctx, bus.Watch{
+		Stream: r.s.bus.TaskStream(), LastPerSubject: true,
+		Subjects: []string{r.s.bus.KV("task.*"), r.s.bus.KV("lease.*"), r.s.bus.KV("cancel.*"), r.s.bus.KV(contract.LeaderKey)},
+	}, func(m bus.Message, _ uint64) error {
+		kind, id, err := contract.ParseKey(strings.TrimPrefix(m.Subject, prefix))
+		if err != nil {
+			r.s.log.Warn().Err(err).Uint64("seq", m.Seq).Msg("the task bucket holds a key that is none of ours; ignored")
+			return nil
+		}
+		if kind == contract.KeyLeader && m.Seq > r.epoch {
+			v, err := contract.Decode[contract.Leader](m.Data)
+			if m.Deleted() || err != nil || v.Holder != r.s.writer.ID() {
+				return errDeposed
+			}
+		}
+		if ev := r.bucketEvent(kind, contract.TaskID(id), m); ev != nil {
+			r.tell(ctx, ev)
+		}
+		// Everything that earlier leaders wrote on absent records has a lower
+		// sequence than our key, or was refused.
+		if !complete && m.Seq >= r.epoch {
+			complete = true
+			r.tell(ctx, gate.ViewRead{})
+		}
+		return nil
+	})
+}
+
+func (r *reign) bucketEvent(kind contract.KeyKind, id contract.TaskID, m bus.Message) gate.Event {
+	switch kind {
+	case contract.KeyTask:
+		if m.Deleted() {
+			return gate.RecordPurged{TaskID: id, Revision: m.Seq}
+		}
+		rec, err := contract.DecodeTaskRecord(m.Data)
+		if err != nil || rec.TaskID != id {
+			// Whatever this is, the task must not be granted over it.
+			r.s.log.Error().Err(err).Str("task_id", string(id)).Uint64("seq", m.Seq).Msg("a task record cannot be read; the task counts as ended")
+			rec = contract.TaskRecord{TaskID: id, State: contract.StateFailed}
+		}
+		return gate.RecordSeen{Revision: m.Seq, Record: rec}
+	case contract.KeyLease:
+		if m.Deleted() {
+			return gate.LeaseExpired{TaskID: id}
+		}
+		return gate.LeaseSeen{TaskID: id}
+	case contract.KeyCancel:
+		if !m.Deleted() {
+			return gate.CancelSeen{TaskID: id}
+		}
+	}
+	return nil
+}
+
+// watchRequests reads the request stream: one cursor, in stream order.
+func (r *reign) watchRequests(ctx context.Context) error {
+	read := false
+	done := func() {
+		if !read {
+			read = true
+			r.tell(ctx, gate.WorkRead{})
+		}
+	}
+	return r.s.bus.Watch(ctx, bus.Watch{
+		Stream: r.s.bus.Names.WorkStream(), StartSeq: 1, Subjects: []string{r.s.bus.Names.TaskRequests()},
+		OnStart: func(pending uint64) {
+			if pending == 0 {
+				done()
+			}
+		},
+	}, func(m bus.Message, pending uint64) error {
+		b, err := readBody(r.s.bus.Names, m)
+		if err != nil {
+			// Without a task id there is no record and no event: out with it.
+			r.s.log.Error().Err(err).Uint64("seq", m.Seq).Msg("the request stream holds a message that is no request")
+			if err := r.bury(ctx, m, err); err != nil {
+				return err
+			}
+			return nil
+		}
+		if b.invalid != nil {
+			r.s.log.Warn().Err(b.invalid).Str("task_id", string(b.id)).Uint64("seq", m.Seq).Msg("a request cannot be used; it ends as failed")
+			if err := r.bury(ctx, m, b.invalid); err != nil {
+				return err
+			}
+		}
+		r.bodies.put(b)
+		r.tell(ctx, gate.RequestStored{Request: r.request(b)})
+		if pending == 0 {
+			done()
+		}
+		return nil
+	})
+}
+
+func (r *reign) request(b body) gate.Request {
+	wait := r.s.cfg.QueueTimeout
+	if own := time.Duration(b.req.QueueTimeoutSeconds) * time.Second; own > 0 && own < wait {
+		wait = own
+	}
+	req := gate.Request{Seq: b.seq, TaskID: b.id, Tenant: b.tenant, Deadline: b.queued.Add(wait - r.offset)}
+	if b.invalid != nil {
+		req.Invalid = b.invalid.Error()
+	}
+	return req
+}
+
+func (r *reign) snapshot(req admissionapi.StatusRequest) admissionapi.Status {
+	st := r.gate.Stats()
+	out := admissionapi.Status{
+		Leader: r.s.writer.ID(), Epoch: r.epoch, MaxRunning: r.s.cfg.MaxRunning, Running: st.Running,
+		Queued: st.Queued, MaxQueued: r.s.cfg.MaxQueued, Slots: []admissionapi.Slot{},
+	}
+	if r.s.cfg.Policy == "reject" {
+		out.MaxQueued = 0
+	}
+	if st.Oldest != nil {
+		if b, err := r.bodies.cached(st.Oldest.Seq); err == nil {
+			out.OldestQueuedAt = ptr(b.queued.UTC())
+		}
+	}
+	for id, s := range st.Slots {
+		slot := admissionapi.Slot{Slot: s.Slot, TaskID: id, Executor: s.Executor}
+		if !s.ExpiresAt.IsZero() {
+			slot.ExpiresAt = ptr(s.ExpiresAt.UTC())
+		}
+		out.Slots = append(out.Slots, slot)
+	}
+	sortSlots(out.Slots)
+	out.Slots = out.Slots[:min(len(out.Slots), admissionapi.MaxSlots)]
+	if req.TaskID != "" {
+		if p := r.gate.Position(req.TaskID); p > 0 {
+			out.QueuePosition = &p
+		}
+	}
+	return out
+}

@@ -1,0 +1,89 @@
+package admission
+
+import (
+	"context"
+	"encoding/json"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go/micro"
+
+	"github.com/herdgate/herdgate/internal/admissionapi"
+	"github.com/herdgate/herdgate/internal/bus"
+)
+
+// serveStatus answers on the status endpoint while this process leads: the
+// leader alone knows the queue.
+func (r *reign) serveStatus(ctx context.Context) error {
+	svc, err := micro.AddService(r.s.bus.NC, micro.Config{
+		Name: "herdgate-admission", Version: "1.0.0", Description: "state of the admission gate",
+	})
+	if err != nil {
+		return err
+	}
+	defer svc.Stop() //nolint:errcheck // the connection goes with it
+	err = svc.AddEndpoint("status", micro.HandlerFunc(func(req micro.Request) { r.answer(ctx, req) }),
+		micro.WithEndpointSubject(admissionapi.Subject(r.s.bus.Names)),
+		micro.WithEndpointMetadata(map[string]string{"description": "leader, slots in use, queue; with task_id the place of a waiting task"}))
+	if err != nil {
+		return err
+	}
+	if err := r.s.bus.NC.Flush(); err != nil {
+		r.s.log.Debug().Err(err).Msg("flush after adding the status endpoint")
+	}
+	<-ctx.Done()
+	return nil
+}
+
+func (r *reign) answer(ctx context.Context, req micro.Request) {
+	var ask admissionapi.StatusRequest
+	if len(req.Data()) > 0 {
+		if err := json.Unmarshal(req.Data(), &ask); err != nil {
+			_ = req.Error("400", "the request is not JSON of the form {\"task_id\": \"…\"}", nil)
+			return
+		}
+	}
+	reply := make(chan admissionapi.Status, 1)
+	select {
+	case r.status <- statusCall{ask, reply}:
+		_ = req.RespondJSON(<-reply)
+	case <-ctx.Done():
+		_ = req.Error("503", "not leading any more", nil)
+	case <-time.After(time.Second):
+		_ = req.Error("503", "busy", nil)
+	}
+}
+
+func sortSlots(slots []admissionapi.Slot) {
+	slices.SortFunc(slots, func(a, b admissionapi.Slot) int { return a.Slot - b.Slot })
+}
+
+// cached returns a request if it is in memory.
+func (b *bodies) cached(seq uint64) (body, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if v, there := b.bySeq[seq]; there {
+		return v, nil
+	}
+	return body{}, bus.ErrNotFound
+}
+
+func oneLine(s string) string {
+	return strings.Map(func(r rune) rune {
+		if r < 0x20 || r == 0x7f {
+			return ' '
+		}
+		return r
+	}, s)
+}
+
+func isKV(subject string) bool { return strings.HasPrefix(subject, "$KV.") }
+
+func utc(t *time.Time) *time.Time {
+	if t == nil {
+		return nil
+	}
+	v := t.UTC()
+	return &v
+}

@@ -1,0 +1,533 @@
+package executor
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/rs/zerolog"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/herdgate/herdgate/internal/bus"
+	"github.com/herdgate/herdgate/internal/event"
+	"github.com/herdgate/herdgate/internal/outcome"
+	"github.com/herdgate/herdgate/internal/telemetry"
+	"github.com/herdgate/herdgate/pkg/contract"
+	"github.com/herdgate/herdgate/pkg/envelope"
+)
+
+// The causes for which an attempt stops before its end.
+var (
+	errCancelled = errors.New("the task was cancelled")
+	errTimeout   = errors.New("the task's time limit is over")
+	errHandBack  = errors.New("the executor drains and hands the task back")
+	// errFenced: the record or the event history has moved on without us.
+	errFenced = errors.New("fenced: the task is no longer ours")
+	// errLeaseOver: by our own clock somebody else may have the task now.
+	errLeaseOver = errors.New("fenced: the lease is over by our own clock")
+)
+
+// attempt is one try at one task.
+type attempt struct {
+	s      *Service
+	grant  contract.Grant
+	rec    contract.TaskRecord // as we wrote it last
+	rev    uint64              // its revision
+	last   uint64              // sequence of the task's newest event that we know of
+	index  int                 // of the newest step event
+	begun  atomic.Bool         // an effect may have happened
+	ttl    time.Duration
+	until  atomic.Int64 // lease deadline, as time since base
+	base   time.Time
+	cancel context.CancelCauseFunc
+	log    zerolog.Logger
+}
+
+// take claims one grant and begins its task. It returns what is left to do, or
+// nil when there is nothing.
+func (s *Service) take(work context.Context, msg jetstream.Msg) func() {
+	g, err := contract.DecodeGrant(msg.Data())
+	if err != nil {
+		s.bury(work, msg, err)
+		return nil
+	}
+	ctx, cancel := context.WithCancelCause(work)
+	ctx, span := s.tracer.Start(telemetry.Extract(ctx, msg.Headers()), "subagent "+g.Request.Subagent.Name, trace.WithSpanKind(trace.SpanKindConsumer), trace.WithAttributes(
+		attribute.String("herdgate.task_id", string(g.TaskID)), attribute.String("herdgate.run_id", string(g.Request.RunID)), attribute.Int("herdgate.attempt", g.Attempt),
+		attribute.String("gen_ai.operation.name", "invoke_agent"), attribute.String("gen_ai.agent.name", g.Request.Subagent.Name),
+	))
+	a := &attempt{
+		s: s, grant: g, rec: g.Record, rev: g.Revision, last: g.LastEventSeq, ttl: time.Duration(g.LeaseTTLMS) * time.Millisecond, cancel: cancel, base: s.now(),
+		log: s.log.With().Str("task_id", string(g.TaskID)).Str("run_id", string(g.Request.RunID)).Int("attempt", g.Attempt).
+			Str("trace_id", span.SpanContext().TraceID().String()).Logger(),
+	}
+	// From here on a cancellation is heard.
+	s.mu.Lock()
+	s.attempts[a] = struct{}{}
+	s.mu.Unlock()
+	s.metrics.running.Inc()
+	leave := func() {
+		s.mu.Lock()
+		delete(s.attempts, a)
+		s.mu.Unlock()
+		s.metrics.running.Dec()
+		span.End()
+		cancel(nil)
+	}
+
+	claimed, err := a.claim(ctx)
+	switch {
+	case err != nil:
+		a.log.Warn().Err(err).Msg("a grant could not be claimed; giving it back")
+		_ = msg.Nak()
+		leave()
+		return nil
+	case !claimed:
+		span.SetAttributes(attribute.Bool("herdgate.void", true))
+		a.log.Info().Msg("a grant is void: the task has moved on")
+		_ = msg.Ack()
+		leave()
+		return nil
+	}
+	if err := msg.Ack(); err != nil {
+		a.log.Debug().Err(err).Msg("the grant was claimed but not acknowledged; its redelivery will be void")
+	}
+	s.metrics.claimed.Inc()
+	a.log.Info().Msg("claimed")
+	keeping, stopKeeping := context.WithCancel(context.WithoutCancel(ctx))
+	kept := make(chan struct{})
+	go func() { defer close(kept); a.keep(keeping) }()
+	job, end, err := a.begin(ctx)
+	return func() {
+		defer leave()
+		if job != nil {
+			end, err = job.run()
+		}
+		// All effects have stopped; renewals must not race with the last write.
+		stopKeeping()
+		<-kept
+		a.end(ctx, span, end, err)
+	}
+}
+
+// claim takes the lease and then the record (protocol W8, W9). It is false when
+// the grant is void.
+func (a *attempt) claim(ctx context.Context) (bool, error) {
+	giveUp, cancel := context.WithTimeout(ctx, a.ttl)
+	defer cancel()
+	if ok, err := a.heartbeat(giveUp, a.grant.Revision); !ok || err != nil {
+		return false, err
+	}
+	rec := a.grant.Record
+	now := a.s.now().UTC()
+	rec.State, rec.Executor, rec.StartedAt, rec.Writer = contract.StateRunning, a.s.cfg.Name, &now, a.s.writer.Next()
+	rev, ok, err := a.write(giveUp, rec, a.grant.Revision)
+	if !ok || err != nil {
+		return false, err
+	}
+	a.rec, a.rev = rec, rev
+	return true, nil
+}
+
+// heartbeat writes the lease, expecting the record's revision. False: the record
+// has moved. It repeats what is in doubt until ctx is done.
+func (a *attempt) heartbeat(ctx context.Context, rev uint64) (bool, error) {
+	data, err := json.Marshal(contract.Lease{Executor: a.s.cfg.Name, Attempt: a.grant.Attempt})
+	if err != nil {
+		return false, err
+	}
+	w := bus.Write{
+		Subject: a.s.bus.KV(contract.LeaseKey(a.grant.TaskID)), Data: data, TTL: a.ttl,
+		Expect: bus.Seq(rev), ExpectSubject: a.s.bus.KV(contract.TaskKey(a.grant.TaskID)),
+	}
+	for {
+		sent := a.s.now()
+		_, err := a.s.bus.Publish(ctx, w)
+		if err == nil {
+			a.until.Store(int64(sent.Add(a.ttl - margin(a.ttl)).Sub(a.base)))
+			return true, nil
+		}
+		if errors.Is(err, bus.ErrConflict) {
+			moved, rerr := a.moved(ctx, rev)
+			if rerr == nil && moved {
+				return false, nil
+			}
+			err = errors.Join(err, rerr)
+		}
+		if !a.pause(ctx, err) {
+			return false, err
+		}
+	}
+}
+
+// moved reads whether the record has another revision than rev.
+func (a *attempt) moved(ctx context.Context, rev uint64) (bool, error) {
+	last, err := a.read(ctx)
+	if errors.Is(err, bus.ErrNotFound) {
+		return true, nil
+	}
+	return err == nil && last.Seq != rev, err
+}
+
+func (a *attempt) read(ctx context.Context) (bus.Message, error) {
+	return a.s.bus.Last(ctx, a.s.bus.TaskStream(), a.s.bus.KV(contract.TaskKey(a.grant.TaskID)))
+}
+
+// write makes a write on the record that expects rev and settles it: true with
+// the new revision when ours is stored, false when the record has moved.
+func (a *attempt) write(ctx context.Context, rec contract.TaskRecord, rev uint64) (uint64, bool, error) {
+	data, err := json.Marshal(rec)
+	if err != nil {
+		return 0, false, fmt.Errorf("encode the record: %w", err)
+	}
+	w := bus.Write{Subject: a.s.bus.KV(contract.TaskKey(rec.TaskID)), Data: data, Expect: bus.Seq(rev)}
+	for {
+		ack, err := a.s.bus.Publish(ctx, w)
+		if err == nil {
+			return ack.Seq, true, nil
+		}
+		if errors.Is(err, bus.ErrConflict) {
+			last, rerr := a.read(ctx)
+			switch {
+			case errors.Is(rerr, bus.ErrNotFound):
+				return 0, false, nil
+			case rerr == nil && last.Seq != rev:
+				got, derr := contract.DecodeTaskRecord(last.Data)
+				if derr == nil && got.Writer == rec.Writer {
+					return last.Seq, true, nil // ours had landed
+				}
+				return last.Seq, false, nil
+			}
+			err = errors.Join(err, rerr)
+		}
+		if errors.Is(err, bus.ErrTooLarge) || !a.pause(ctx, err) {
+			return 0, false, err
+		}
+	}
+}
+
+// pause waits before a repeat; false when ctx is done.
+func (a *attempt) pause(ctx context.Context, err error) bool {
+	a.log.Debug().Err(err).Msg("a write has to be repeated")
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(50 * time.Millisecond):
+		return true
+	}
+}
+
+// margin is how much earlier than the server an attempt stops believing in its
+// lease: for the clock's drift, a scheduler's pause, and the time a kill takes.
+func margin(ttl time.Duration) time.Duration { return min(2*time.Second, ttl/4) }
+
+func (a *attempt) left() time.Duration {
+	return time.Duration(a.until.Load()) - a.s.now().Sub(a.base)
+}
+
+// gate is asked before every effect.
+func (a *attempt) gate() error {
+	if a.left() <= 0 {
+		a.cancel(errLeaseOver)
+		return errLeaseOver
+	}
+	return nil
+}
+
+// keep renews the lease until ctx is done (protocol W10). It ends the attempt
+// when the lease is over by our clock or the record has moved.
+func (a *attempt) keep(ctx context.Context) {
+	tick := time.NewTicker(a.ttl / 3)
+	defer tick.Stop()
+	over := time.NewTimer(a.left())
+	defer over.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-over.C:
+			if left := a.left(); left > 0 {
+				over.Reset(left)
+				continue
+			}
+			a.cancel(errLeaseOver)
+			return
+		case <-tick.C:
+		}
+		if a.left() <= 0 {
+			a.cancel(errLeaseOver)
+			return
+		}
+		until, stop := context.WithTimeout(ctx, a.left())
+		ok, err := a.heartbeat(until, a.rev)
+		stop()
+		switch {
+		case ctx.Err() != nil:
+			return
+		case err != nil:
+			a.cancel(errLeaseOver)
+			return
+		case !ok:
+			a.cancel(a.whyRefused(ctx))
+			return
+		}
+	}
+}
+
+// whyRefused reads what moved the record: a cancel mark on our own attempt is
+// the one move that lets us write the end.
+func (a *attempt) whyRefused(ctx context.Context) error {
+	last, err := a.read(ctx)
+	if err != nil {
+		return errFenced
+	}
+	rec, err := contract.DecodeTaskRecord(last.Data)
+	if err != nil || rec.State != contract.StateRunning || rec.Attempt != a.grant.Attempt || !rec.CancelRequested {
+		return errFenced
+	}
+	return errCancelled
+}
+
+// cancelSet looks for the cancel key in the stream leader's own copy.
+func (a *attempt) cancelSet(ctx context.Context) (bool, error) {
+	for {
+		last, err := a.s.bus.Last(ctx, a.s.bus.TaskStream(), a.s.bus.KV(contract.CancelKey(a.grant.TaskID)))
+		if err == nil {
+			return !last.Deleted(), nil
+		}
+		if errors.Is(err, bus.ErrNotFound) {
+			return false, nil
+		}
+		if !a.pause(ctx, err) {
+			return false, err
+		}
+	}
+}
+
+// end ends a task whose effects have stopped.
+func (a *attempt) end(ctx context.Context, span trace.Span, end outcome.End, err error) {
+	// Writes of the end outlive the cause of the stop, within the lease.
+	final, done := context.WithTimeout(context.WithoutCancel(ctx), max(a.left()+margin(a.ttl), bus.WriteTimeout))
+	defer done()
+	switch {
+	case errors.Is(err, errFenced), errors.Is(err, errLeaseOver):
+		a.s.metrics.fenced.Inc()
+		span.SetStatus(codes.Error, err.Error())
+		a.log.Warn().Err(err).Msg("stopped; nothing is written any more")
+		return
+	case errors.Is(err, errHandBack):
+		a.handBack(final)
+		return
+	case errors.Is(err, errCancelled):
+		end = outcome.Map(outcome.Outcome{Kind: outcome.CancelObserved}).With(end)
+	case errors.Is(err, errTimeout):
+		end = outcome.Map(outcome.Outcome{Kind: outcome.ExecutionTimeout, TimeoutSeconds: a.grant.Request.Subagent.TimeoutSeconds}).With(end)
+	case err != nil:
+		a.log.Error().Err(err).Msg("the attempt failed for a fault of ours")
+		end = outcome.Map(outcome.Outcome{Kind: outcome.Exception, Message: err.Error()}).With(end)
+	}
+	if end.State != contract.StateCompleted {
+		span.SetStatus(codes.Error, string(end.State))
+	}
+	span.SetAttributes(attribute.String("herdgate.status", string(end.State)))
+	a.finish(final, end)
+}
+
+// finish writes the terminal record once and then its event (protocol W11, W15).
+func (a *attempt) finish(ctx context.Context, end outcome.End) {
+	end = a.storeLarge(ctx, end)
+	rec, ok := a.terminal(ctx, a.rec, end, a.rev)
+	if !ok {
+		// The mark of a cancellation lets us write once more, as cancelled.
+		last, err := a.read(ctx)
+		if err != nil {
+			return
+		}
+		now, err := contract.DecodeTaskRecord(last.Data)
+		if err != nil || now.State != contract.StateRunning || now.Attempt != a.grant.Attempt || !now.CancelRequested {
+			a.s.metrics.fenced.Inc()
+			a.log.Info().Str("state", string(now.State)).Msg("somebody else ended or moved the task; ours is dropped")
+			return
+		}
+		cancelled := outcome.Map(outcome.Outcome{Kind: outcome.CancelObserved}).With(end)
+		if rec, ok = a.terminal(ctx, now, cancelled, last.Seq); !ok {
+			return
+		}
+	}
+	a.s.metrics.ended.WithLabelValues(string(rec.State)).Inc()
+	a.log.Info().Str("state", string(rec.State)).Str("error_code", string(rec.ErrorCode)).Str("stop_reason", string(rec.StopReason)).
+		Int64("duration_ms", rec.FinishedAt.Sub(*rec.StartedAt).Milliseconds()).Msg("ended")
+	ev, err := event.Terminal(rec, a.s.source())
+	if err != nil {
+		a.log.Error().Err(err).Msg("a terminal event could not be made; the gate will try")
+		return
+	}
+	w, err := a.eventWrite(ev)
+	if err != nil {
+		a.log.Error().Err(err).Msg("a terminal event cannot be encoded")
+		return
+	}
+	w.Expect = bus.Seq(0)
+	if _, err := a.s.bus.Publish(ctx, w); err != nil && !errors.Is(err, bus.ErrConflict) {
+		a.log.Warn().Err(err).Msg("the terminal event is in doubt; the gate makes sure of it")
+	}
+}
+
+func (a *attempt) terminal(ctx context.Context, from contract.TaskRecord, end outcome.End, rev uint64) (contract.TaskRecord, bool) {
+	rec, err := outcome.Terminate(from, end, a.s.now().UTC())
+	if err != nil {
+		a.log.Error().Err(err).Msg("an end could not be made")
+		return rec, false
+	}
+	rec.Writer = a.s.writer.Next()
+	_, ok, err := a.write(ctx, rec, rev)
+	if errors.Is(err, bus.ErrTooLarge) {
+		rec.Result, rec.ResultTruncated = event.Truncate(rec.Result, contract.MaxStepChars)
+		_, ok, err = a.write(ctx, rec, rev)
+	}
+	if err != nil {
+		a.log.Warn().Err(err).Msg("the end could not be written; the gate will end the task when the lease is over")
+	}
+	return rec, ok && err == nil
+}
+
+// storeLarge moves a result that would not fit into a record to the blob store.
+func (a *attempt) storeLarge(ctx context.Context, end outcome.End) outcome.End {
+	if len(end.Result) > contract.MaxResultBytes {
+		end.Result, end.ResultTruncated = event.CutBytes(end.Result, contract.MaxResultBytes), true
+	}
+	if encodedLen(end.Result) <= contract.MaxInlineResultBytes {
+		return end
+	}
+	ref, err := a.s.bus.PutBlob(ctx, fmt.Sprintf("result.%s.%d", a.grant.TaskID, a.grant.Attempt), []byte(end.Result))
+	if err != nil {
+		a.log.Warn().Err(err).Msg("a large result could not be stored apart; it is cut")
+		end.Result, end.ResultTruncated = event.CutBytes(end.Result, contract.MaxInlineResultBytes/6), true
+		return end
+	}
+	end.ResultRef = &ref
+	end.Result, _ = event.Truncate(end.Result, contract.MaxStepChars)
+	return end
+}
+
+// encodedLen is the length of s inside a JSON document.
+func encodedLen(s string) int {
+	b, err := json.Marshal(s)
+	if err != nil {
+		return len(s) * 6
+	}
+	return len(b)
+}
+
+// handBack releases the record (protocol W12): the gate grants it again, in its
+// old slot.
+func (a *attempt) handBack(ctx context.Context) {
+	rec := a.rec
+	rec.State, rec.Started, rec.Writer = contract.StateReleased, a.begun.Load(), a.s.writer.Next()
+	_, ok, err := a.write(ctx, rec, a.rev)
+	switch {
+	case err != nil:
+		a.log.Warn().Err(err).Msg("the task could not be handed back; its lease runs out")
+	case !ok:
+		a.log.Info().Msg("the task had moved on before it was handed back")
+	default:
+		a.s.metrics.ended.WithLabelValues(string(contract.StateReleased)).Inc()
+		a.log.Info().Bool("started", rec.Started).Msg("handed back")
+	}
+}
+
+// publish stores one event of this attempt, chained to the task's last one, so
+// that a stale attempt's next event is refused by the server (protocol W18).
+func (a *attempt) publish(ctx context.Context, ev envelope.Event) error {
+	w, err := a.eventWrite(ev)
+	if err != nil {
+		return err
+	}
+	w.ExpectSubject = a.s.bus.Names.TaskEvents(a.rec.Tenant, a.rec.ThreadID, a.rec.RunID, a.rec.TaskID)
+	for {
+		if err := a.gate(); err != nil {
+			return err
+		}
+		w.Expect = bus.Seq(a.last)
+		ack, err := a.s.bus.Publish(ctx, w)
+		if err == nil {
+			a.last = ack.Seq
+			return nil
+		}
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if errors.Is(err, bus.ErrConflict) {
+			stored, rerr := a.chainOn(ctx, ev.ID, w.ExpectSubject)
+			if stored || errors.Is(rerr, errFenced) {
+				return rerr
+			}
+			if rerr == nil {
+				continue
+			}
+			err = errors.Join(err, rerr)
+		}
+		if errors.Is(err, bus.ErrTooLarge) {
+			return err
+		}
+		if !a.pause(ctx, err) {
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// chainOn reads the task's last event after a refusal. It is true when that
+// event is the one we were about to store.
+func (a *attempt) chainOn(ctx context.Context, id, subject string) (bool, error) {
+	last, err := a.s.bus.Last(ctx, a.s.bus.Names.EventStream(), subject)
+	if errors.Is(err, bus.ErrNotFound) {
+		a.last = 0 // what there was has aged out
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	ev, err := envelope.Decode(last.Data)
+	if err != nil {
+		return false, err
+	}
+	switch {
+	case ev.ID == id:
+		a.last = last.Seq
+		return true, nil
+	case ev.Attempt > a.grant.Attempt, ev.Type.TaskTerminal():
+		a.cancel(errFenced)
+		return false, errFenced
+	}
+	a.last = last.Seq
+	return false, nil
+}
+
+func (a *attempt) eventWrite(ev envelope.Event) (bus.Write, error) {
+	data, err := envelope.Encode(ev)
+	if err != nil {
+		return bus.Write{}, err
+	}
+	return bus.Write{Subject: ev.NATSSubject(a.s.bus.Names), Data: data, Header: nats.Header(ev.Headers()), MsgID: ev.ID}, nil
+}
+
+// bury keeps a grant that cannot be read, with the reason.
+func (s *Service) bury(ctx context.Context, msg jetstream.Msg, reason error) {
+	s.log.Error().Err(reason).Str("subject", msg.Subject()).Msg("a grant cannot be read; it goes to the dead letters")
+	_, err := s.bus.Publish(ctx, bus.Write{
+		Subject: s.bus.Names.Dead("executor"), Data: msg.Data(),
+		Header: nats.Header{"Herdgate-Reason": {oneLine(reason.Error())}, "Herdgate-Subject": {msg.Subject()}},
+	})
+	if err != nil {
+		_ = msg.NakWithDelay(time.Second)
+		return
+	}
+	_ = msg.TermWithReason("unreadable grant")
+}

@@ -1,0 +1,274 @@
+// Package executor runs sub-agents: it takes grants for its free places, claims
+// the task's record, keeps a lease alive while it works, publishes every step,
+// and writes the end once.
+//
+// An attempt moves through: granted → lease → claimed → started → steps → end.
+// It stops early for one of few causes: cancelled, out of time, handed back
+// because the process drains, or fenced — its lease ran out by its own clock or
+// the record moved under it. A fenced attempt writes nothing any more.
+//
+// What always holds: no effect (model call, tool start, event) begins before the
+// claim, after a cancellation was seen, or after the lease is over by the
+// attempt's own monotonic clock; the terminal record is written after all effects
+// have stopped and all step events are stored. The protocol is docs/admission.md.
+//
+// When things fail: a killed executor's lease runs out and the gate moves the
+// task on; a partitioned one stops by its own clock before that. Nothing of an
+// attempt is resumed.
+package executor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/rs/zerolog"
+	"go.opentelemetry.io/otel/trace"
+	"go.opentelemetry.io/otel/trace/noop"
+
+	"github.com/herdgate/herdgate/internal/bus"
+	"github.com/herdgate/herdgate/internal/model"
+	"github.com/herdgate/herdgate/internal/rungroup"
+	"github.com/herdgate/herdgate/internal/tool"
+	"github.com/herdgate/herdgate/pkg/contract"
+)
+
+// Config is what an executor is started with.
+type Config struct {
+	// Name of the process; it appears in records, leases and events.
+	Name string
+	// Pool whose grants it takes; empty is the default pool.
+	Pool contract.Pool
+	// MaxTasks is how many tasks run at once; 0 means 8.
+	MaxTasks int
+	// DrainTimeout is how long running tasks may go on after a stop was asked
+	// for; 0 means 60 s. What is left then is handed back.
+	DrainTimeout time.Duration
+}
+
+// Deps is what the service needs from outside. Bus, Models and Tools are required.
+type Deps struct {
+	Bus    *bus.Conn
+	Models *model.Registry
+	// Tools opens the tools for a task: those that its workspace offers, before
+	// any list of its definition is applied. done is called when the task ended.
+	Tools func(req contract.TaskRequest) (tools []tool.Tool, done func(), err error)
+
+	Now            func() time.Time
+	Log            zerolog.Logger
+	TracerProvider trace.TracerProvider
+	Registerer     prometheus.Registerer
+	// Ready is told of the service's readiness; nil ignores it.
+	Ready func(check string, err error)
+}
+
+// Service is one executor process.
+type Service struct {
+	cfg     Config
+	bus     *bus.Conn
+	deps    Deps
+	now     func() time.Time
+	log     zerolog.Logger
+	tracer  trace.Tracer
+	ready   func(string, error)
+	writer  *bus.Writer
+	metrics *metrics
+
+	mu       sync.Mutex
+	attempts map[*attempt]struct{}
+}
+
+// New returns a service; [Service.Run] starts it.
+func New(cfg Config, deps Deps) (*Service, error) {
+	if cfg.Name == "" {
+		return nil, errors.New("executor: name is empty")
+	}
+	if cfg.MaxTasks == 0 {
+		cfg.MaxTasks = 8
+	}
+	if cfg.MaxTasks < 1 {
+		return nil, fmt.Errorf("executor: executor.max_tasks must be at least 1, got %d", cfg.MaxTasks)
+	}
+	if cfg.DrainTimeout == 0 {
+		cfg.DrainTimeout = 60 * time.Second
+	}
+	if cfg.Pool == "" {
+		cfg.Pool = contract.DefaultPool
+	}
+	if err := cfg.Pool.Validate(); err != nil {
+		return nil, fmt.Errorf("executor: %w", err)
+	}
+	s := &Service{
+		cfg: cfg, bus: deps.Bus, deps: deps, now: deps.Now, log: deps.Log, ready: deps.Ready,
+		writer: bus.NewWriter(cfg.Name), metrics: newMetrics(deps.Registerer), attempts: map[*attempt]struct{}{},
+	}
+	if s.now == nil {
+		s.now = time.Now
+	}
+	if s.ready == nil {
+		s.ready = func(string, error) {}
+	}
+	tp := deps.TracerProvider
+	if tp == nil {
+		tp = noop.NewTracerProvider()
+	}
+	s.tracer = tp.Tracer("herdgate/executor")
+	return s, nil
+}
+
+// Run takes and runs tasks until ctx is done, then drains: it takes nothing new,
+// lets running tasks go on for the drain time, hands back what is left, and
+// returns when nothing runs any more.
+func (s *Service) Run(ctx context.Context) error {
+	sub, err := s.bus.NC.Subscribe(s.bus.KV(contract.CancelKey("*")), s.heardCancel)
+	if err != nil {
+		return fmt.Errorf("executor: subscribe to cancellations: %w", err)
+	}
+	defer sub.Unsubscribe() //nolint:errcheck // the connection goes with it
+
+	// Work outlives ctx, but not the hard end.
+	work, stopWork := context.WithCancelCause(context.WithoutCancel(ctx))
+	defer stopWork(nil)
+	var tasks sync.WaitGroup
+	s.takeGrants(ctx, work, &tasks)
+	s.ready("executor", errors.New("draining: takes no new task"))
+	idle := make(chan struct{})
+	go func() { tasks.Wait(); close(idle) }()
+
+	hard := rungroup.Hard(ctx)
+	var cut <-chan struct{}
+	if hard != ctx {
+		cut = hard.Done()
+	}
+	drain := time.NewTimer(s.cfg.DrainTimeout)
+	defer drain.Stop()
+	select {
+	case <-idle:
+	case <-drain.C:
+	case <-cut:
+	}
+	if n := s.running(); n > 0 {
+		s.log.Info().Int("tasks", n).Msg("handing back what is left")
+	}
+	stopWork(errHandBack)
+	<-idle
+	return nil
+}
+
+func (s *Service) running() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.attempts)
+}
+
+// heardCancel wakes the attempts of a task whose cancellation was written.
+func (s *Service) heardCancel(msg *nats.Msg) {
+	if (bus.Message{Header: msg.Header}).Deleted() {
+		return
+	}
+	_, id, err := contract.ParseKey(strings.TrimPrefix(msg.Subject, s.bus.KV("")))
+	if err != nil {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for a := range s.attempts {
+		if string(a.grant.TaskID) == id {
+			a.cancel(errCancelled)
+		}
+	}
+}
+
+// takeGrants pulls one grant at a time, whenever there is room for a task, until
+// ctx is done. The claim and the started event are made here, one grant after
+// the other, so that one executor begins tasks in the order of their grants; the
+// work itself goes on in a goroutine of its own.
+func (s *Service) takeGrants(ctx, work context.Context, tasks *sync.WaitGroup) {
+	places := make(chan struct{}, s.cfg.MaxTasks)
+	for ctx.Err() == nil {
+		select {
+		case <-ctx.Done():
+			return
+		case places <- struct{}{}:
+		}
+		var run func()
+		if msg := s.next(ctx); msg != nil {
+			run = s.take(work, msg)
+		}
+		if run == nil {
+			<-places
+			continue
+		}
+		tasks.Go(func() {
+			defer func() { <-places }()
+			run()
+		})
+	}
+}
+
+// next is one grant, or nothing when none came for a while or none can be had.
+func (s *Service) next(ctx context.Context) jetstream.Msg {
+	msg, err := s.pull(ctx)
+	switch {
+	case err != nil:
+		s.ready("executor", err)
+		s.log.Warn().Err(err).Msg("cannot take grants; trying again")
+		select {
+		case <-ctx.Done():
+		case <-time.After(time.Second):
+		}
+		return nil
+	case msg != nil && ctx.Err() != nil:
+		_ = msg.Nak() // it came while we were about to leave
+		return nil
+	}
+	return msg
+}
+
+// pull waits for one grant; it returns nothing when none came in time. It asks
+// for one message only: what a place cannot run at once stays for others.
+func (s *Service) pull(ctx context.Context) (jetstream.Msg, error) {
+	setup, cancel := context.WithTimeout(ctx, bus.WriteTimeout)
+	defer cancel()
+	name := s.bus.Names.GrantConsumer(s.cfg.Pool)
+	cons, err := s.consumer(setup, name)
+	if err != nil {
+		if ctx.Err() != nil {
+			return nil, nil
+		}
+		return nil, fmt.Errorf("grants of pool %s: consumer %s of stream %s: %w; run `herdgate provision`", s.cfg.Pool, name, s.bus.Names.GrantStream(), err)
+	}
+	s.ready("executor", nil)
+	// The deadline of the context bounds the pull; the heartbeat notices a server
+	// that is gone.
+	wait, stop := context.WithTimeout(ctx, 30*time.Second)
+	defer stop()
+	batch, err := cons.Fetch(1, jetstream.FetchContext(wait), jetstream.FetchHeartbeat(time.Second))
+	if err != nil {
+		if ctx.Err() != nil {
+			return nil, nil
+		}
+		return nil, err
+	}
+	for msg := range batch.Messages() {
+		return msg, nil
+	}
+	err = batch.Error()
+	switch {
+	case err == nil, ctx.Err() != nil, errors.Is(err, context.DeadlineExceeded), errors.Is(err, nats.ErrTimeout), errors.Is(err, jetstream.ErrNoHeartbeat):
+		return nil, nil
+	}
+	return nil, err
+}
+
+func (s *Service) consumer(ctx context.Context, name string) (jetstream.Consumer, error) {
+	return s.bus.JS.Consumer(ctx, s.bus.Names.GrantStream(), name)
+}
+
+func (s *Service) source() string { return "/herdgate/executor/" + s.cfg.Name }

@@ -1,0 +1,154 @@
+package executor
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/herdgate/herdgate/internal/agent"
+	"github.com/herdgate/herdgate/internal/event"
+	"github.com/herdgate/herdgate/internal/model"
+	"github.com/herdgate/herdgate/internal/outcome"
+	"github.com/herdgate/herdgate/internal/subagent"
+	"github.com/herdgate/herdgate/internal/tool"
+	"github.com/herdgate/herdgate/pkg/contract"
+)
+
+// job is a task that has begun.
+type job struct {
+	a     *attempt
+	ctx   context.Context // ends with the task's time limit
+	stop  context.CancelFunc
+	model model.Model
+	tools []tool.Tool
+	done  func()
+}
+
+// begin does what comes before the first model call, up to the started event.
+// Without a job the task has ended already, as the End or the error says.
+func (a *attempt) begin(ctx context.Context) (*job, outcome.End, error) {
+	req := a.grant.Request
+	// The look comes after the claim and before the first effect: a cancellation
+	// that was written before the claim is seen here, a later one is heard.
+	cancelled, err := a.cancelSet(ctx)
+	switch {
+	case ctx.Err() != nil:
+		return nil, outcome.End{}, context.Cause(ctx)
+	case err != nil:
+		return nil, outcome.End{}, err
+	case cancelled:
+		return nil, outcome.End{}, errCancelled
+	}
+	m, err := a.s.deps.Models.Get(a.modelName())
+	if err != nil {
+		return nil, outcome.Map(outcome.Outcome{Kind: outcome.Exception, Message: err.Error(), Code: contract.ErrInvalidRequest}), nil
+	}
+	tools, done, err := a.s.deps.Tools(req)
+	if err != nil {
+		return nil, outcome.End{}, fmt.Errorf("tools: %w", err)
+	}
+	j := &job{a: a, model: m, tools: a.allowed(tools), done: done}
+	// The run clock starts with the slot, not with the request (ADM-17).
+	j.ctx, j.stop = context.WithTimeoutCause(ctx, time.Duration(req.Subagent.TimeoutSeconds)*time.Second, errTimeout)
+	err = a.publish(j.ctx, event.Started(a.rec, contract.TaskStartedData{
+		Description: req.Description, SubagentType: req.Subagent.Name, ModelName: m.ModelName(),
+		MaxTurns: req.Subagent.MaxTurns, TimeoutSeconds: req.Subagent.TimeoutSeconds, Executor: a.s.cfg.Name,
+	}, a.s.source(), a.s.now()))
+	if err != nil {
+		j.close()
+		return nil, outcome.End{}, err
+	}
+	return j, outcome.End{}, nil
+}
+
+func (j *job) close() { j.stop(); j.done() }
+
+// run runs the agent loop. The End it returns beside an error holds what was
+// used so far.
+func (j *job) run() (outcome.End, error) {
+	defer j.close()
+	a, ctx, req := j.a, j.ctx, j.a.grant.Request
+	a.begun.Store(true)
+	res, err := agent.Run(ctx, agent.Config{
+		Agent: req.Subagent.Name, Model: j.model, Tools: j.tools, MaxTurns: req.Subagent.MaxTurns,
+		Gate: a.gate, Log: a.log, Tracer: a.s.tracer,
+		OnMessage: func(ctx context.Context, msg model.Message, usage *contract.Usage, modelName string) error {
+			a.index++
+			return a.publish(ctx, event.Running(a.rec, a.index, event.BuildStep(msg), modelName, usage, a.s.source(), a.s.now()))
+		},
+	}, firstMessages(req))
+	end := outcome.End{Usage: res.Usage, ModelName: res.ModelName}
+	if end.ModelName == "" {
+		end.ModelName = j.model.ModelName()
+	}
+	if ctx.Err() != nil {
+		return end, context.Cause(ctx)
+	}
+	if err != nil {
+		return end, err
+	}
+	o := outcome.Outcome{Kind: outcome.Kind(res.End), MaxTurns: req.Subagent.MaxTurns}
+	if last := res.LastAssistant(); last != nil {
+		o.LastAnswer = &outcome.Answer{Text: event.Sanitize(last.Text), ErrorFallback: last.ErrorFallback, ErrorDetail: last.ErrorDetail}
+	}
+	if n := len(res.Messages); n > 0 {
+		o.LastOther = event.Sanitize(res.Messages[n-1].Text)
+	}
+	return outcome.Map(o).With(end), nil
+}
+
+// modelName is the definition's model, or the parent's when it inherits (REG-12).
+func (a *attempt) modelName() string {
+	if name := a.grant.Request.Subagent.Model; name != "" && name != "inherit" {
+		return name
+	}
+	return a.grant.Request.ParentModel
+}
+
+// allowed narrows the offered tools to what parent and definition leave; it
+// never has the task tool (TOOL-01, TOOL-02, ISO-09).
+func (a *attempt) allowed(tools []tool.Tool) []tool.Tool {
+	req := a.grant.Request
+	offered := make([]string, 0, len(tools))
+	byName := make(map[string]tool.Tool, len(tools))
+	for _, t := range tools {
+		name := t.Spec().Name
+		offered = append(offered, name)
+		byName[name] = t
+	}
+	if req.OfferedTools != nil {
+		offered = subagent.FilterTools(offered, req.OfferedTools, nil)
+	}
+	names := subagent.Chain(subagent.Stages{ParentScope: offered, Allow: req.Subagent.Tools, Deny: req.Subagent.DisallowedTools})
+	out := make([]tool.Tool, 0, len(names))
+	for _, n := range names {
+		if t, ok := byName[n]; ok {
+			out = append(out, t)
+		}
+	}
+	return out
+}
+
+// firstMessages is what a sub-agent begins with: one system message, unless it
+// would be empty, and the task (PROMPT-01).
+func firstMessages(req contract.TaskRequest) []model.Message {
+	var out []model.Message
+	if sys := strings.TrimSpace(req.Subagent.SystemPrompt); sys != "" {
+		out = append(out, model.Message{ID: "system", Role: model.RoleSystem, Text: sys})
+	}
+	task := req.Prompt
+	if len(req.AcceptanceCriteria) > 0 {
+		task += "\n\nAcceptance criteria:\n- " + strings.Join(req.AcceptanceCriteria, "\n- ")
+	}
+	return append(out, model.Message{ID: "task", Role: model.RoleUser, Text: task})
+}
+
+func oneLine(s string) string {
+	return strings.Map(func(r rune) rune {
+		if r < 0x20 || r == 0x7f {
+			return ' '
+		}
+		return r
+	}, s)
+}
