@@ -3,6 +3,7 @@ package config
 import (
 	"errors"
 	"fmt"
+	"math"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -28,6 +29,9 @@ func Check(file string, data []byte, env []string) (Config, []Fault) {
 
 	k := &checker{tree: t, schema: c.strict, env: env, bad: map[string]bool{}}
 	k.validate(c.validator)
+	if len(t.faults) > floodFaults {
+		return Default(), k.sorted()
+	}
 	k.resolvePaths(t.root, c.strict)
 
 	cfg := Default()
@@ -125,7 +129,7 @@ func (k *checker) sorted() []Fault {
 	faults = slices.Compact(faults)
 	if len(faults) > maxFaults {
 		more := len(faults) - maxFaults
-		faults = append(faults[:maxFaults:maxFaults], Fault{File: k.tree.file, Rule: fmt.Sprintf("has %d more faults", more)})
+		faults = append(faults[:maxFaults:maxFaults], Fault{File: k.tree.file, Rule: fmt.Sprintf("has at least %d more faults", more)})
 	}
 	return faults
 }
@@ -145,6 +149,9 @@ func (k *checker) validate(v *jsonschema.Schema) {
 	}
 	var prune [][]string
 	for _, e := range leaves(all) {
+		if len(k.tree.faults) > floodFaults {
+			return
+		}
 		path := e.InstanceLocation
 		if n := k.tree.at(path); n != nil && n.HeadComment == muted {
 			prune = append(prune, path)
@@ -325,7 +332,7 @@ func instance(n *yaml.Node, s schema) any {
 	case "!!float":
 		var f float64
 		// Infinity and "not a number" are numbers to YAML only.
-		if n.Decode(&f) == nil && f-f == 0 && s.kind() != "integer" {
+		if n.Decode(&f) == nil && !math.IsInf(f, 0) && !math.IsNaN(f) && s.kind() != "integer" {
 			return f
 		}
 	}

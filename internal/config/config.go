@@ -381,7 +381,7 @@ type Names []string
 // MarshalYAML implements yaml.Marshaler.
 func (n Names) MarshalYAML() (any, error) {
 	if n == nil {
-		return nil, nil //nolint:nilnil // null is the value
+		return nil, nil // null is the value
 	}
 	return []string(n), nil
 }

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/santhosh-tekuri/jsonschema/v6"
 	"go.yaml.in/yaml/v3"
@@ -608,7 +609,7 @@ func TestForm(t *testing.T) {
 		"two documents":   {"lead: {}\n---\nlead: {}\n", "must hold one document"},
 		"syntax":          {"lead: {\n", "must be YAML: "},
 		"tabs":            {"lead:\n\tmax_turns: 1\n", "must be YAML: "},
-		"bomb":            {b.String(), "must have at most 100000 values"},
+		"bomb":            {b.String(), "must have at most 10000 values"},
 		"self":            {"lead: &a {model: *a}", "must not refer to itself"},
 		"tag":             {"lead: {model: !secret x}", "h.yaml:1:15: lead.model: must not have a tag, got !secret"},
 		"binary":          {"lead: {model: !!binary eA==}", "must not have a tag"},
@@ -633,8 +634,33 @@ func TestForm(t *testing.T) {
 	for i := range 500 {
 		fmt.Fprintf(&junk, "key%d: 1\n", i)
 	}
-	if got := checkFaults(t, junk.String()); len(got) != maxFaults+1 || !strings.Contains(got[maxFaults], "400 more faults") {
+	if got := checkFaults(t, junk.String()); len(got) != maxFaults+1 || !strings.Contains(got[maxFaults], "at least 400 more faults") {
 		t.Errorf("%d faults, want %d and a last line with the number of the others", len(got), maxFaults)
+	}
+}
+
+// Whatever a file holds, it is judged in a moment.
+func TestLargeFilesAreJudgedQuickly(t *testing.T) {
+	t.Parallel()
+	fill := func(head, line string) string {
+		var b strings.Builder
+		b.WriteString(head)
+		for i := 0; b.Len() < MaxFileBytes/2; i++ {
+			fmt.Fprintf(&b, line, i)
+		}
+		return b.String()
+	}
+	for name, doc := range map[string]string{
+		"unknown keys": fill("", "a%d:\n"),
+		"agents":       fill("subagents:\n  custom_agents:\n", "    a%d: {tools: [x]}\n"),
+		"few agents":   fill("subagents:\n  custom_agents:\n", "    a%d: {tools: [x]}\n")[:50_003],
+	} {
+		began := time.Now()
+		faults := checkFaults(t, doc)
+		// Generous: without the bounds it is minutes.
+		if took := time.Since(began); len(faults) == 0 || took > 30*time.Second {
+			t.Errorf("%s: %d faults after %s, want some at once", name, len(faults), took)
+		}
 	}
 }
 

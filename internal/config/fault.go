@@ -69,6 +69,9 @@ func (e *Error) Error() string {
 // fault in every line.
 const maxFaults = 100
 
+// floodFaults ends the search for further faults.
+const floodFaults = 1000
+
 // maxShown bounds a shown value, in characters.
 const maxShown = 60
 

@@ -18,8 +18,9 @@ const (
 	// MaxFileBytes is the largest configuration file.
 	MaxFileBytes = 1 << 20
 	// maxNodes bounds the document after aliases are written out: a few lines
-	// of them can stand for billions of values.
-	maxNodes = 100_000
+	// of them can stand for billions of values, and some steps cost the square
+	// of what one mapping holds.
+	maxNodes = 10_000
 	maxDepth = 32
 )
 
@@ -73,7 +74,7 @@ func parse(file string, data []byte) *tree {
 		return t
 	}
 	root := t.expand(doc.Content[0], nil, map[*yaml.Node]bool{}, 0)
-	if root == nil {
+	if root == nil || t.count > maxNodes {
 		return t
 	}
 	if root.Kind != yaml.MappingNode {

@@ -186,6 +186,11 @@ func TestMetadata(t *testing.T) {
 			t.Errorf("%s: got %v, %v, want %v", name, got, err, c.want)
 		}
 	}
+	for _, u := range []contract.Usage{{InputTokens: -1}, {OutputTokens: -1}, {TotalTokens: -1}} {
+		if got, err := Metadata(Facts{Status: contract.ToolFailed, Usage: &u}); err != nil || len(got) != 1 {
+			t.Errorf("usage %+v gives %v, %v, want it left out whole", u, got, err)
+		}
+	}
 	for _, bad := range []Facts{{Status: "max_turns_reached"}, {}, {Status: "running"}, {Status: contract.ToolCompleted, StopReason: contract.StopSafetyCapped}, {Status: contract.ToolFailed, StopReason: "nope"}} {
 		if m, err := Metadata(bad); err == nil {
 			t.Errorf("Metadata(%+v) = %v, want it refused", bad, m)

@@ -62,3 +62,15 @@ func TestCaptureWithoutIDs(t *testing.T) {
 		t.Errorf("captured %+v, want the two outputs", got)
 	}
 }
+
+// STEP-04: after a compaction new messages are found anywhere, also without ids.
+func TestCaptureCompactedWithoutIDs(t *testing.T) {
+	t.Parallel()
+	msg := func(text string) model.Message { return model.Message{Role: model.RoleAssistant, Text: text} }
+	var c Capture
+	c.Snapshot([]model.Message{msg("a"), msg("b"), msg("c"), msg("d")})
+	got := c.Snapshot([]model.Message{msg("d"), msg("e"), msg("f")})
+	if len(got) != 2 || got[0].Message.Text != "e" || got[1].Message.Text != "f" || got[1].Index != 6 {
+		t.Errorf("captured %+v, want e and f", got)
+	}
+}

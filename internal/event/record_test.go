@@ -157,13 +157,17 @@ func TestShapeRefusesWhatIsNoObject(t *testing.T) {
 	if !ok || s.Content["result"] != `{"a":1.0}` {
 		t.Errorf("content = %v, want the result as text", s.Content)
 	}
+	// EVT-05: a blank model name is none.
+	if s, ok = Shape(map[string]any{"type": "task_failed", "task_id": "t", "model_name": " "}); !ok || len(s.Content) != 2 {
+		t.Errorf("content = %v, want task id and status alone", s.Content)
+	}
 }
 
 func FuzzRecord(f *testing.F) {
 	for _, s := range []string{
 		`{"task_id":"t","message_index":1,"message":{"kind":"ai","text":"x","tool_calls":[{"name":"a","args":{}}]}}`,
 		`{"task_id":"t","message_index":1,"message":{"type":"tool","content":["a",{"text":"b"}],"name":null}}`,
-		`{"task_id":"t","status":"failed","error":{"a":1},"usage":{"input_tokens":1,"output_tokens":2,"total_tokens":3}}`,
+		`{"task_id":"t","status":"failed","error":{"a":1}}`,
 		`{"task_id":"t","description":"\u0000","slot":1}`, `[]`, `{`,
 	} {
 		f.Add(uint8(3), []byte(s))

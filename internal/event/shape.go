@@ -252,6 +252,27 @@ func Record(ev envelope.Event, seq uint64) (contract.EventRecord, bool) {
 	return rec, true
 }
 
+// Live is [Record] for those who follow along: the metadata of a step also has
+// the usage so far. Live counters stay off the store (EVT-09); what they come to
+// is in the end record.
+func Live(ev envelope.Event, seq uint64) (contract.EventRecord, bool) {
+	rec, ok := Record(ev, seq)
+	if !ok || rec.EventType != contract.RecordStep {
+		return rec, ok
+	}
+	var data struct {
+		Usage *contract.Usage `json:"usage"`
+	}
+	metadata, err := decode(rec.Metadata)
+	m, isObject := metadata.(map[string]any)
+	if err != nil || !isObject || json.Unmarshal(ev.Data, &data) != nil || data.Usage == nil {
+		return rec, true
+	}
+	m["usage"] = data.Usage
+	rec.Metadata = encode(m)
+	return rec, true
+}
+
 func shapeEvent(ev envelope.Event, data map[string]any) (Shaped, bool) {
 	if typ, ok := runRecords[ev.Type]; ok {
 		s := Shaped{EventType: typ, Category: contract.CategoryRun, Content: data, Metadata: map[string]any{}}

@@ -179,3 +179,15 @@ func TestTerminateCuts(t *testing.T) {
 		t.Errorf("a result at the bound was cut: %v", err)
 	}
 }
+
+// CANCEL-03: what was spent stays told, and an end's own figures win.
+func TestEndWith(t *testing.T) {
+	t.Parallel()
+	spent := End{Usage: &contract.Usage{TotalTokens: 5}, ModelName: "m", Result: "not taken over"}
+	if e := (End{State: contract.StateTimedOut}).With(spent); e.Usage.TotalTokens != 5 || e.ModelName != "m" || e.Result != "" || e.State != contract.StateTimedOut {
+		t.Errorf("end = %+v", e)
+	}
+	if e := (End{Usage: &contract.Usage{TotalTokens: 7}, ModelName: "own"}).With(spent); e.Usage.TotalTokens != 7 || e.ModelName != "own" {
+		t.Errorf("end = %+v", e)
+	}
+}

@@ -50,6 +50,11 @@ type Env struct {
 	// Contexts finds a context of the nats command-line tool. The library that
 	// reads them brings a whole server along, so that only herdgate has it.
 	Contexts ContextFinder
+	// EventMaxBytes bounds the stored events; 0 takes the default. An embedded
+	// server may have room for less.
+	EventMaxBytes int64
+	// OnHTTP, when set, is told where the HTTP API listens, once it does.
+	OnHTTP func(addr string)
 }
 
 // ContextFinder returns the servers and options of a named context.
@@ -69,6 +74,8 @@ type Options struct {
 	// Stderr gets the log; nil is os.Stderr.
 	Stderr   io.Writer
 	Contexts ContextFinder
+	// NoDataDir leaves the data directory alone, for what needs none.
+	NoDataDir bool
 }
 
 // NewEnv reads the configuration: defaults, file, environment, command line.
@@ -93,13 +100,15 @@ func NewEnv(service string, o Options) (*Env, error) {
 	if w == nil {
 		w = os.Stderr
 	}
-	log, err := telemetry.NewLogger(w, service, o.LogLevel, o.LogFormat)
+	log, err := telemetry.NewLogger(w, service, o.LogLevel, LogFormat(o.LogFormat, w))
 	if err != nil {
 		return nil, err
 	}
-	dir, err := DataDir(o.DataDir)
-	if err != nil {
-		return nil, err
+	dir := ""
+	if !o.NoDataDir {
+		if dir, err = DataDir(o.DataDir); err != nil {
+			return nil, err
+		}
 	}
 	name := o.Name
 	if name == "" {
@@ -112,6 +121,20 @@ func NewEnv(service string, o Options) (*Env, error) {
 		log.Warn().Msg("config: " + note)
 	}
 	return &Env{Config: cfg, DataDir: dir, Name: name, Log: log, Metrics: telemetry.NewMetrics(service, Version), Contexts: o.Contexts}, nil
+}
+
+// LogFormat is the format of log lines on w: the one that was asked for, or
+// what suits w.
+func LogFormat(asked string, w io.Writer) string {
+	if asked != "" {
+		return asked
+	}
+	if f, ok := w.(*os.File); ok {
+		if info, err := f.Stat(); err == nil && info.Mode()&os.ModeCharDevice != 0 {
+			return telemetry.FormatConsole
+		}
+	}
+	return telemetry.FormatJSON
 }
 
 // DataDir makes the data directory and returns its absolute path.
@@ -272,6 +295,7 @@ func (e *Env) Assets() (provision.Assets, error) {
 	return provision.Desired(provision.Config{
 		Names: names, Replicas: e.Config.NATS.Replicas, MaxRunning: e.Config.SubagentRuntime.MaxRunning,
 		MaxQueued: e.Config.SubagentRuntime.MaxQueued, AdmissionPolicy: e.Config.SubagentRuntime.AdmissionPolicy,
+		EventMaxBytes: e.EventMaxBytes,
 	}), nil
 }
 

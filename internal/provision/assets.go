@@ -32,7 +32,6 @@ const (
 	SinkMaxAckPending = 5000
 
 	headerRoom      = 8 << 10 // trace context, message id, expectations
-	grantRoom       = 8 << 10 // what a grant has beyond its request
 	maxGrants       = 100_000
 	deadMaxAge      = 30 * 24 * time.Hour
 	deadMaxBytes    = 256 << 20
@@ -147,7 +146,7 @@ func Desired(cfg Config) Assets {
 	grants.Retention = api.WorkQueuePolicy
 	grants.Discard = api.DiscardNew
 	grants.MaxMsgs = maxGrants
-	grants.MaxMsgSize = contract.MaxRequestBytes + grantRoom + headerRoom
+	grants.MaxMsgSize = contract.MaxGrantBytes + headerRoom
 
 	events := stream(cfg, n.EventStream(), n.AllEvents())
 	events.Description = "All events."

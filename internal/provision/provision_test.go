@@ -175,7 +175,7 @@ func TestMessageSizes(t *testing.T) {
 	trace := nats.Header{"traceparent": {strings.Repeat("0", 55)}, "tracestate": {strings.Repeat("s", 512)}}
 	for subject, n := range map[string]int{
 		c.Names.TaskRequest("default", "t1"): contract.MaxRequestBytes,
-		c.Names.TaskGrant("default", "t1"):   contract.MaxRequestBytes + 8<<10,
+		c.Names.TaskGrant("default", "t1"):   contract.MaxGrantBytes,
 	} {
 		if _, err := c.Publish(ctx, bus.Write{Subject: subject, Data: make([]byte, n), Header: trace, MsgID: "t1"}); err != nil {
 			t.Errorf("%d bytes on %s: %v", n, subject, err)

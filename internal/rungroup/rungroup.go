@@ -97,8 +97,8 @@ func (s Stages) run(ctx context.Context, log zerolog.Logger, grace, abandon time
 // stage is a started group of components.
 type stage struct {
 	log      zerolog.Logger
-	soft     context.Context //nolint:containedctx // the lifetimes of this stage
-	hard     context.Context //nolint:containedctx
+	soft     context.Context
+	hard     context.Context
 	stop     context.CancelFunc
 	cut      context.CancelCauseFunc
 	finished chan struct{}

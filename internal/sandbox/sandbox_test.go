@@ -68,6 +68,7 @@ func run(t *testing.T, s *sandbox.Sandbox, dir, script string, stop time.Duratio
 		t.Fatal(err)
 	}
 	took := time.Since(start)
+	_ = r.SetReadDeadline(time.Now().Add(5 * time.Second)) // whoever is left may hold it
 	wg.Wait()
 	return outcome{string(b), exit, took}
 }
@@ -238,6 +239,7 @@ func TestNotice(t *testing.T) {
 	}
 	cmd := exec.Command(exe)
 	cmd.Env = append(os.Environ(), "SANDBOX_TEST_NO_MAIN=1", "SANDBOX_TEST_HOST=direct", "SANDBOX_TEST_DIR="+t.TempDir())
+	cmd.WaitDelay = 5 * time.Second // whoever is left may hold the output
 	out, err := cmd.CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
@@ -278,7 +280,7 @@ func TestKilledProgram(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = cmd.Wait() // killed
-	eventually(t, "end", func() bool { return len(alive(t, word)) == 0 })
+	eventually(t, "the end of all processes", func() bool { return len(alive(t, word)) == 0 })
 }
 
 // host is a program that uses the sandbox, for the tests that need another one.

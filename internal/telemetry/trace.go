@@ -226,7 +226,7 @@ func spanLimits() sdktrace.SpanLimits {
 // the batch, and cuts exports off when work ends.
 type quietExporter struct {
 	next     sdktrace.SpanExporter
-	work     context.Context //nolint:containedctx // a lifetime, not a request
+	work     context.Context
 	log      zerolog.Logger
 	endpoint string
 	now      func() time.Time

@@ -454,15 +454,33 @@ func TestWriteAndReplace(t *testing.T) {
 	if entries, _ := os.ReadDir(filepath.Dir(p)); len(entries) != 1 {
 		t.Errorf("left behind: %v", entries)
 	}
-	// Parallel edits of one file do not lose each other.
-	b.put("list", strings.Repeat("-", 8))
-	for i := range 8 {
-		b.put("list", readAll(t, b.dir, "list")+fmt.Sprintf("<%d>", i))
+}
+
+// ISO-01: edits of one file by two tasks of a thread, each with a workspace of
+// its own, do not lose each other.
+func TestParallelEdits(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	ws, err := tool.NewWorkspace(b.dir)
+	if err != nil {
+		t.Fatal(err)
 	}
+	defer ws.Close()
+	other := &bench{t: t, dir: b.dir, ws: ws, tools: map[string]tool.Tool{}}
+	for _, tl := range tool.Tools(ws, tool.Options{}) {
+		other.tools[tl.Spec().Name] = tl
+	}
+	const edits = 40
+	var content strings.Builder
+	for i := range edits {
+		fmt.Fprintf(&content, "<%d>", i)
+	}
+	b.put("list", content.String())
 	var wg sync.WaitGroup
-	for i := range 8 {
+	for i := range edits {
+		by := []*bench{b, other}[i%2]
 		wg.Go(func() {
-			b.call("str_replace", m{"path": "list", "old_str": fmt.Sprintf("<%d>", i), "new_str": fmt.Sprintf("[%d]", i)})
+			by.call("str_replace", m{"path": "list", "old_str": fmt.Sprintf("<%d>", i), "new_str": fmt.Sprintf("[%d]", i)})
 		})
 	}
 	wg.Wait()

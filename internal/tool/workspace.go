@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"io"
 	"io/fs"
 	"os"
@@ -40,8 +41,16 @@ type Workspace struct {
 	dir  string // absolute, as given
 	real string // with links resolved
 	root *os.Root
-	mu   sync.Mutex // one writer at a time: edits read and write
+	mu   *sync.Mutex // one writer at a time: edits read and write
 }
+
+// writers are shared by the workspaces of one folder, because the tasks of one
+// thread run side by side, each with a handle of its own. Others share one now
+// and then, which costs a short wait.
+var (
+	writers [64]sync.Mutex
+	seed    = maphash.MakeSeed()
+)
 
 // NewWorkspace opens the folder root, which it creates if need be.
 func NewWorkspace(root string) (*Workspace, error) {
@@ -60,7 +69,7 @@ func NewWorkspace(root string) (*Workspace, error) {
 	if err != nil {
 		return nil, fmt.Errorf("workspace: %w", err)
 	}
-	return &Workspace{dir: dir, real: resolved, root: r}, nil
+	return &Workspace{dir: dir, real: resolved, root: r, mu: &writers[maphash.String(seed, resolved)%uint64(len(writers))]}, nil
 }
 
 // Dir is the absolute path of the folder.

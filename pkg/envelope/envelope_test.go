@@ -141,6 +141,10 @@ func TestSubjectAndHeaders(t *testing.T) {
 	}) {
 		t.Errorf("headers = %v", h)
 	}
+	ev.TraceState = ""
+	if h := ev.Headers(); len(h) != 3 || h["tracestate"] != nil {
+		t.Errorf("headers without a state = %v", h)
+	}
 	ev.TraceParent = ""
 	if h := ev.Headers(); len(h) != 2 {
 		t.Errorf("headers without a trace = %v", h)

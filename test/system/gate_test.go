@@ -10,11 +10,15 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/herdgate/herdgate/internal/admissionapi"
+	"github.com/herdgate/herdgate/internal/sandbox"
 	"github.com/herdgate/herdgate/pkg/contract"
 	"github.com/herdgate/herdgate/pkg/envelope"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	sandbox.Main() // commands of tools run through this binary
+	goleak.VerifyTestMain(m)
+}
 
 // ADM-03, EVT-12: a task with a free slot runs at once; its events come in order.
 func TestOneTask(t *testing.T) {

@@ -4,6 +4,7 @@ package system
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"strings"
 	"sync"
@@ -282,4 +283,13 @@ func Count(ev []envelope.Event, fits func(contract.EventType) bool) int {
 // Is fits one type.
 func Is(t contract.EventType) func(contract.EventType) bool {
 	return func(x contract.EventType) bool { return x == t }
+}
+
+func mustJSON(t testing.TB, v any) []byte {
+	t.Helper()
+	b, err := json.Marshal(v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
 }

@@ -38,7 +38,8 @@ type Spec struct {
 	// MaxRetries: 0 is no retry.
 	MaxRetries int
 	// RetryBase is the first wait between tries: 0 is 500 ms, for scripts 20 ms.
-	RetryBase time.Duration
+	// RetryCap is the longest one: 0 is 30 s.
+	RetryBase, RetryCap time.Duration
 }
 
 // Open returns the models of specs with their retries, the first one being the
@@ -55,7 +56,7 @@ func OpenWithLog(specs []Spec, log zerolog.Logger) (*model.Registry, error) {
 			return nil, fmt.Errorf("models[%d]: %w", i, err)
 		}
 		if s.MaxRetries > 0 {
-			m = retry.Retry(m, retry.Policy{MaxRetries: s.MaxRetries, Base: retryBase(s)}, log)
+			m = retry.Retry(m, retry.Policy{MaxRetries: s.MaxRetries, Base: retryBase(s), Cap: s.RetryCap}, log)
 		}
 		models = append(models, m)
 	}

@@ -577,7 +577,7 @@ func FuzzStream(f *testing.F) {
 	f.Fuzz(func(t *testing.T, body []byte) {
 		a := newAssembly(model.Request{}, func(d model.Delta) {
 			if !utf8.ValidString(d.Text + d.ToolCall) {
-				t.Errorf("delta %q is no UTF-8", d)
+				t.Errorf("delta %+q is no UTF-8", d.Text+d.ToolCall)
 			}
 		})
 		if err := a.stream(decoder(body), func() {}); err != nil {

@@ -1,0 +1,177 @@
+package eventsink
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"sync"
+
+	"github.com/nats-io/nats.go/micro"
+	"github.com/rs/zerolog"
+
+	"github.com/herdgate/herdgate/internal/bus"
+	"github.com/herdgate/herdgate/internal/eventapi"
+)
+
+// Bounds of the endpoint.
+const (
+	// maxRequests is how many requests are answered at the same time, those
+	// that wait for a barrier included.
+	maxRequests = 64
+	// replyRoom is left in a reply for what is not an event.
+	replyRoom = 4 << 10
+)
+
+// api answers events.list.
+type api struct {
+	bus      *bus.Conn
+	store    Store
+	progress *progress
+	log      zerolog.Logger
+
+	slots chan struct{}
+
+	mu      sync.Mutex
+	service micro.Service // nil before start
+	stopped bool
+	wg      sync.WaitGroup
+}
+
+func newAPI(conn *bus.Conn, st Store, p *progress, log zerolog.Logger) *api {
+	return &api{bus: conn, store: st, progress: p, log: log, slots: make(chan struct{}, maxRequests)}
+}
+
+// start announces the endpoint. Starting again does nothing. Requests under way
+// end early when ctx is done.
+func (a *api) start(ctx context.Context) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.service != nil {
+		return nil
+	}
+	svc, err := micro.AddService(a.bus.NC, micro.Config{
+		Name: "herdgate-eventsink", Version: "1.0.0", Description: "Stored events of tasks and runs.",
+	})
+	if err != nil {
+		return fmt.Errorf("announce events.list: %w", err)
+	}
+	if err := svc.AddEndpoint("list", micro.HandlerFunc(func(r micro.Request) { a.handle(ctx, r) }), micro.WithEndpointSubject(eventapi.Subject(a.bus.Names))); err != nil {
+		_ = svc.Stop() // the first error is the one that counts
+		return fmt.Errorf("announce events.list: %w", err)
+	}
+	a.service = svc
+	return nil
+}
+
+// stop takes no more requests and waits for those under way.
+func (a *api) stop() {
+	a.mu.Lock()
+	a.stopped = true
+	svc := a.service
+	a.mu.Unlock()
+	if svc != nil {
+		if err := svc.Stop(); err != nil {
+			a.log.Debug().Err(err).Msg("stop events.list")
+		}
+	}
+	a.wg.Wait()
+}
+
+// handle runs on the subscription's goroutine, so it must not wait.
+func (a *api) handle(ctx context.Context, req micro.Request) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.stopped {
+		a.refuse(req, eventapi.CodeUnavailable, "the event sink is stopping")
+		return
+	}
+	select {
+	case a.slots <- struct{}{}:
+	default:
+		a.refuse(req, eventapi.CodeUnavailable, fmt.Sprintf("%d requests are being answered already; try again", maxRequests))
+		return
+	}
+	a.wg.Go(func() {
+		defer func() { <-a.slots }()
+		a.answer(ctx, req)
+	})
+}
+
+func (a *api) answer(ctx context.Context, req micro.Request) {
+	r, err := eventapi.DecodeRequest(req.Data())
+	if err != nil {
+		a.refuse(req, eventapi.CodeInvalid, err.Error())
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, eventapi.RequestTimeout)
+	defer cancel()
+	if r.BarrierSeq > 0 {
+		wait, done := context.WithTimeout(ctx, r.Wait())
+		a.progress.wait(wait, r.BarrierSeq) // how far it got is in the answer
+		done()
+	}
+	// Before reading: what is listed is at least that new.
+	last := a.progress.current()
+	events, more, err := a.store.List(ctx, Query{
+		Tenant: r.Tenant, ThreadID: r.ThreadID, RunID: r.RunID, TaskID: r.TaskID, Types: r.Types,
+		AfterSeq: r.AfterSeq, Limit: r.Limit, MaxBytes: eventapi.MaxReplyBytes,
+	})
+	if err != nil {
+		a.log.Warn().Err(err).Msg("list events")
+		a.refuse(req, eventapi.CodeUnavailable, err.Error())
+		return
+	}
+	page := page{Events: []json.RawMessage{}, NextAfterSeq: r.AfterSeq, HasMore: more, LastSeq: last}
+	size := 0
+	for _, e := range events {
+		b, err := encode(e)
+		if err != nil {
+			a.log.Error().Err(err).Uint64("seq", e.Seq).Msg("a stored event is damaged")
+			a.refuse(req, eventapi.CodeUnavailable, fmt.Sprintf("stored event at %d is damaged: %v", e.Seq, err))
+			return
+		}
+		if size += len(b) + 1; size > eventapi.MaxReplyBytes-replyRoom && len(page.Events) > 0 {
+			page.HasMore = true
+			break
+		}
+		page.Events = append(page.Events, b)
+		page.NextAfterSeq = e.Seq
+	}
+	a.respond(req, page)
+}
+
+// page is an eventapi.ListResponse whose events are encoded already.
+type page struct {
+	Events       []json.RawMessage `json:"events"`
+	NextAfterSeq uint64            `json:"next_after_seq"`
+	HasMore      bool              `json:"has_more"`
+	LastSeq      uint64            `json:"last_seq"`
+	Error        *eventapi.Error   `json:"error,omitempty"`
+}
+
+func (a *api) refuse(req micro.Request, code, message string) {
+	a.respond(req, page{Events: []json.RawMessage{}, LastSeq: a.progress.current(), Error: &eventapi.Error{Code: code, Message: clip(message, 2000)}})
+}
+
+func (a *api) respond(req micro.Request, p page) {
+	b, err := encode(p)
+	if err == nil {
+		err = req.Respond(b)
+	}
+	if err != nil {
+		a.log.Warn().Err(err).Int("bytes", len(b)).Msg("answer events.list")
+	}
+}
+
+// encode writes JSON as it is: the usual escaping of "<" would make a page up
+// to six times larger than its events.
+func encode(v any) (json.RawMessage, error) {
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false)
+	if err := e.Encode(v); err != nil {
+		return nil, err
+	}
+	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), nil
+}

@@ -1,0 +1,118 @@
+package eventsink
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/herdgate/herdgate/internal/event"
+	"github.com/herdgate/herdgate/pkg/contract"
+	"github.com/herdgate/herdgate/pkg/envelope"
+)
+
+// verdict is what becomes of a message.
+type verdict int
+
+const (
+	// store: the message is an event and has a record.
+	store verdict = iota
+	// skip: an event of a type that this program does not know.
+	skip
+	// dead: not an event that could ever be stored.
+	dead
+)
+
+// item is a message that was read.
+type item struct {
+	msg         jetstream.Msg
+	subject     string
+	seq         uint64
+	deliveries  uint64
+	verdict     verdict
+	reason      string // why it is dead or skipped
+	record      contract.EventRecord
+	traceParent string
+	traceState  string
+	// terminal: somebody waits for this one, so it is stored at once.
+	terminal bool
+}
+
+// read judges a message. It does no I/O.
+func read(names contract.Names, subject string, data []byte, seq uint64) item {
+	it := item{subject: subject, seq: seq}
+	at, err := names.ParseEvent(subject)
+	if err != nil {
+		return it.refuse(err.Error())
+	}
+	it.terminal = at.Type.Terminal()
+	ev, err := envelope.Decode(data)
+	if err != nil {
+		return it.refuse(err.Error())
+	}
+	if err := match(&ev, at); err != nil {
+		return it.refuse(err.Error())
+	}
+	if !slices.Contains(known, ev.Type) {
+		it.verdict, it.reason = skip, "unknown event type "+string(ev.Type)
+		return it
+	}
+	rec, ok := event.Record(ev, seq)
+	if !ok {
+		return it.refuse(fmt.Sprintf("ids or data do not have the shape of %s", ev.Type))
+	}
+	it.record = rec
+	if envelope.ValidTraceParent(ev.TraceParent) {
+		it.traceParent, it.traceState = ev.TraceParent, ev.TraceState
+	}
+	return it
+}
+
+func (it item) refuse(reason string) item {
+	it.verdict, it.reason = dead, reason
+	return it
+}
+
+var known = contract.EventTypes()
+
+// match compares an event with its subject. The server checks who may publish
+// on which subject, but nobody checks what an event says of itself; an event
+// that names another tenant than its subject must not be stored as that
+// tenant's. What the event leaves out is taken from the subject.
+func match(ev *envelope.Event, at contract.EventSubject) error {
+	if ev.Tenant == "" {
+		ev.Tenant = at.Tenant
+	}
+	if ev.RunID == "" {
+		ev.RunID = at.Run
+	}
+	if ev.TaskID == "" {
+		ev.TaskID = at.Task
+	}
+	if ev.ThreadID == "" && contract.ThreadID(at.Thread).Token() == at.Thread {
+		ev.ThreadID = contract.ThreadID(at.Thread)
+	}
+	var diff []string
+	check := func(name, have, want string) {
+		if have != want {
+			diff = append(diff, fmt.Sprintf("%s is %q on the subject and %q in the event", name, want, clip(have, 80)))
+		}
+	}
+	check("tenant", string(ev.Tenant), string(at.Tenant))
+	check("thread", ev.ThreadID.Token(), at.Thread)
+	check("run", string(ev.RunID), string(at.Run))
+	check("task", string(ev.TaskID), string(at.Task))
+	check("type", string(ev.Type), string(at.Type))
+	if len(diff) > 0 {
+		return fmt.Errorf("%w: %s", envelope.ErrInvalid, strings.Join(diff, "; "))
+	}
+	return nil
+}
+
+func clip(s string, n int) string {
+	if len(s) > n {
+		return strings.ToValidUTF8(s[:n], "") + "…"
+	}
+	return s
+}

@@ -1,0 +1,362 @@
+package eventsink
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cenkalti/backoff/v5"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/rs/zerolog"
+	"go.opentelemetry.io/otel/trace"
+	"go.opentelemetry.io/otel/trace/noop"
+
+	"github.com/herdgate/herdgate/internal/bus"
+)
+
+// CheckName is the name under which the sink reports its readiness.
+const CheckName = "eventsink"
+
+// Config is how the sink batches. The zero value takes the defaults.
+type Config struct {
+	// BatchSize is the most events in one transaction, 1 to 10000; the consumer's
+	// limit on unacknowledged messages bounds it as well. Default 500.
+	// Raise it when the database is far away.
+	BatchSize int
+	// FlushInterval is the longest that an event waits for its batch to fill.
+	// Default 100 ms. The last event of a task or run does not wait.
+	FlushInterval time.Duration
+	// DrainTimeout bounds how long a stopping sink tries to store the batch it
+	// has open. Default 5 s. What it cannot store is delivered again later.
+	DrainTimeout time.Duration
+}
+
+// Limits of Config.
+const (
+	maxBatchSize  = 10_000
+	maxBatchBytes = 8 << 20  // a batch is written when it has this size
+	maxHeldBytes  = 32 << 20 // all that is read and not yet acknowledged
+	maxPullBytes  = 16 << 20 // all that is asked for
+)
+
+// settled is how long a session must have lasted for its end to be news.
+const settled = 10 * time.Second
+
+func (c Config) withDefaults() Config {
+	if c.BatchSize == 0 {
+		c.BatchSize = 500
+	}
+	if c.FlushInterval == 0 {
+		c.FlushInterval = 100 * time.Millisecond
+	}
+	if c.DrainTimeout == 0 {
+		c.DrainTimeout = 5 * time.Second
+	}
+	return c
+}
+
+// Validate checks a configuration whose defaults are filled in.
+func (c Config) Validate() error {
+	var errs []error
+	if c.BatchSize < 1 || c.BatchSize > maxBatchSize {
+		errs = append(errs, fmt.Errorf("eventsink.batch_size: must be 1 to %d, got %d", maxBatchSize, c.BatchSize))
+	}
+	if c.FlushInterval < 0 {
+		errs = append(errs, fmt.Errorf("eventsink.flush_interval_ms: must be above 0, got %v", c.FlushInterval))
+	}
+	if c.DrainTimeout < 0 {
+		errs = append(errs, fmt.Errorf("eventsink drain timeout: must be above 0, got %v", c.DrainTimeout))
+	}
+	return errors.Join(errs...)
+}
+
+// Deps is what the sink works with. Bus and Open are needed.
+type Deps struct {
+	Bus  *bus.Conn
+	Open OpenFunc
+	Log  zerolog.Logger
+	// Ready is told when the sink begins or ceases to be able to do its work;
+	// nil is good. A sink that stands by for another one is good.
+	Ready func(name string, err error)
+	// Registerer takes the sink's metrics while Run runs.
+	Registerer prometheus.Registerer
+	// TracerProvider takes the sink's spans.
+	TracerProvider trace.TracerProvider
+}
+
+// Service is the event sink.
+type Service struct {
+	cfg     Config
+	bus     *bus.Conn
+	open    OpenFunc
+	log     zerolog.Logger
+	ready   func(string, error)
+	reg     prometheus.Registerer
+	tracer  trace.Tracer
+	metrics *metrics
+
+	progress progress
+	consumer atomic.Pointer[jetstream.Consumer]
+
+	mu       sync.Mutex
+	reported bool
+	state    error
+}
+
+var errStarting = errors.New("starting")
+
+// New returns a sink. It does nothing before Run.
+func New(cfg Config, deps Deps) (*Service, error) {
+	cfg = cfg.withDefaults()
+	if err := cfg.Validate(); err != nil {
+		return nil, fmt.Errorf("config: %w", err)
+	}
+	if deps.Bus == nil || deps.Open == nil {
+		return nil, errors.New("eventsink: Deps.Bus and Deps.Open must be set")
+	}
+	if deps.Ready == nil {
+		deps.Ready = func(string, error) {}
+	}
+	if deps.Registerer == nil {
+		deps.Registerer = prometheus.NewRegistry()
+	}
+	if deps.TracerProvider == nil {
+		deps.TracerProvider = noop.NewTracerProvider()
+	}
+	s := &Service{
+		cfg: cfg, bus: deps.Bus, open: deps.Open, log: deps.Log.With().Str("service", "eventsink").Logger(), ready: deps.Ready, reg: deps.Registerer,
+		tracer: deps.TracerProvider.Tracer("github.com/herdgate/herdgate/services/eventsink"),
+	}
+	s.metrics = newMetrics(s.pending)
+	return s, nil
+}
+
+// Run stores events until ctx is done; then it writes the batch it has open,
+// acknowledges it and returns nil. It returns an error only if it could not
+// begin at all. Run is called once.
+func (s *Service) Run(ctx context.Context) error {
+	for _, c := range s.metrics.all() {
+		if err := s.reg.Register(c); err != nil {
+			return fmt.Errorf("eventsink: metrics: %w", err)
+		}
+		defer s.reg.Unregister(c)
+	}
+	work, release := outlive(ctx, s.cfg.DrainTimeout)
+	defer release()
+	s.setReady(errStarting)
+
+	st, err := s.openStore(ctx)
+	if err != nil {
+		return nil // ctx is done
+	}
+	serve, end := context.WithCancel(context.WithoutCancel(ctx))
+	defer end()
+	api := newAPI(s.bus, st, &s.progress, s.log)
+	retry := newBackOff()
+	var quiet quiet
+	for ctx.Err() == nil {
+		start := time.Now()
+		began, err := s.session(ctx, work, serve, st, api)
+		if ctx.Err() != nil {
+			if began && err != nil {
+				s.log.Warn().Err(err).Msg("the last batch was not stored")
+			}
+			break
+		}
+		if time.Since(start) > settled {
+			retry.Reset()
+			quiet.reset()
+		}
+		if !began || !s.bus.NC.IsConnected() || errors.Is(err, errStopped) {
+			s.setReady(err)
+		}
+		wait := retry.NextBackOff()
+		s.metrics.restarts.Inc()
+		if quiet.speak() {
+			s.log.Warn().Err(err).Dur("again_in", wait).Msg("reading the event stream was interrupted")
+		}
+		s.await(ctx, wait)
+	}
+	end()
+	api.stop()
+	if err := st.Close(); err != nil {
+		return fmt.Errorf("eventsink: close the store: %w", err)
+	}
+	return nil
+}
+
+// openStore opens the store, however long that takes. It fails only when ctx is
+// done.
+func (s *Service) openStore(ctx context.Context) (Store, error) {
+	retry := newBackOff()
+	var quiet quiet
+	for {
+		st, err := s.open(ctx, func() {
+			s.log.Info().Msg("standing by: another process writes to this database")
+			s.setReady(nil)
+		})
+		if err == nil {
+			return st, nil
+		}
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+		s.setReady(err)
+		if quiet.speak() {
+			s.log.Error().Err(err).Msg("the event store cannot be opened; trying again")
+		}
+		if !sleep(ctx, retry.NextBackOff()) {
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// await waits for d, or less when the connection comes back.
+func (s *Service) await(ctx context.Context, d time.Duration) {
+	var back chan nats.Status
+	if !s.bus.NC.IsConnected() {
+		back = s.bus.NC.StatusChanged(nats.CONNECTED)
+		defer s.bus.NC.RemoveStatusListener(back)
+	}
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+	case <-back:
+	case <-t.C:
+	}
+}
+
+// setReady reports a change of readiness.
+func (s *Service) setReady(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	same := s.reported && (err == nil) == (s.state == nil) && (err == nil || err.Error() == s.state.Error())
+	s.reported, s.state = true, err
+	if !same {
+		s.ready(CheckName, err)
+	}
+}
+
+// pending asks how many events wait to be stored. It is called when metrics are
+// read.
+func (s *Service) pending() (float64, bool) {
+	c := s.consumer.Load()
+	if c == nil || !s.bus.NC.IsConnected() {
+		return 0, false
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	info, err := (*c).Info(ctx)
+	if err != nil {
+		s.log.Debug().Err(err).Msg("consumer info for metrics")
+		return 0, false
+	}
+	return float64(info.NumPending) + float64(info.NumAckPending), true
+}
+
+// outlive returns a context that ends d after ctx does.
+func outlive(ctx context.Context, d time.Duration) (context.Context, func()) {
+	out, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	var mu sync.Mutex
+	var timer *time.Timer
+	stop := context.AfterFunc(ctx, func() {
+		mu.Lock()
+		defer mu.Unlock()
+		timer = time.AfterFunc(d, cancel)
+	})
+	return out, func() {
+		stop()
+		mu.Lock()
+		defer mu.Unlock()
+		if timer != nil {
+			timer.Stop()
+		}
+		cancel()
+	}
+}
+
+func newBackOff() *backoff.ExponentialBackOff {
+	b := backoff.NewExponentialBackOff()
+	b.InitialInterval, b.MaxInterval, b.Multiplier = 50*time.Millisecond, 3*time.Second, 2
+	return b
+}
+
+// sleep waits for d. It reports false when ctx is done.
+func sleep(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-t.C:
+		return true
+	}
+}
+
+// quiet lets one of many equal log lines through per period.
+type quiet struct{ next time.Time }
+
+func (q *quiet) reset() { q.next = time.Time{} }
+
+func (q *quiet) speak() bool {
+	now := time.Now()
+	if now.Before(q.next) {
+		return false
+	}
+	q.next = now.Add(30 * time.Second)
+	return true
+}
+
+// progress is how far the stream has been processed, for whoever waits for it.
+type progress struct {
+	mu      sync.Mutex
+	seq     uint64
+	changed chan struct{}
+}
+
+// advance moves the progress on and wakes everybody who waits.
+func (p *progress) advance(seq uint64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if seq <= p.seq {
+		return
+	}
+	p.seq = seq
+	if p.changed != nil {
+		close(p.changed)
+		p.changed = nil
+	}
+}
+
+func (p *progress) current() uint64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.seq
+}
+
+// wait waits until the progress has reached seq or ctx is done.
+func (p *progress) wait(ctx context.Context, seq uint64) bool {
+	for {
+		p.mu.Lock()
+		if p.seq >= seq {
+			p.mu.Unlock()
+			return true
+		}
+		if p.changed == nil {
+			p.changed = make(chan struct{})
+		}
+		changed := p.changed
+		p.mu.Unlock()
+		select {
+		case <-ctx.Done():
+			return false
+		case <-changed:
+		}
+	}
+}

@@ -1,0 +1,401 @@
+// Package sqlite keeps events in one SQLite file, events.db in the data
+// directory. It is the store of a single machine: one process writes, and holds
+// eventsink.lock in the same directory for as long.
+//
+// The file is in WAL mode with synchronous FULL: what was committed survives a
+// power failure, which is what the sink's acknowledgements promise.
+package sqlite
+
+import (
+	"context"
+	"database/sql"
+	"embed"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/gofrs/flock"
+	"github.com/pressly/goose/v3"
+	"modernc.org/sqlite"
+	sqlite3 "modernc.org/sqlite/lib"
+
+	"github.com/herdgate/herdgate/pkg/contract"
+	"github.com/herdgate/herdgate/services/eventsink"
+)
+
+// Names of the files in the data directory.
+const (
+	File     = "events.db"
+	LockFile = "eventsink.lock"
+)
+
+const (
+	// busyTimeout is how long SQLite itself waits for a lock that another
+	// program holds on the file. It is short because a shutdown waits for it;
+	// the sink tries again anyway.
+	busyTimeout = time.Second
+	// lockPoll is how often a process that stands by looks whether the writer
+	// has gone. The kernel frees a file lock but tells nobody.
+	lockPoll = 250 * time.Millisecond
+	// readers bounds the connections that read.
+	readers = 4
+	// walLimit is the size to which the write-ahead log is cut back after a
+	// checkpoint.
+	walLimit = 64 << 20
+)
+
+const timeFormat = "2006-01-02T15:04:05.000000Z"
+
+//go:embed migrations/*.sql
+var migrations embed.FS
+
+// Store is an [eventsink.Store] in a SQLite file.
+type Store struct {
+	path   string
+	lock   *flock.Flock
+	writer *sql.DB
+	reader *sql.DB
+}
+
+var _ eventsink.Store = (*Store)(nil)
+
+// Opener returns the [eventsink.OpenFunc] for the data directory dir.
+func Opener(dir string) eventsink.OpenFunc {
+	return func(ctx context.Context, waiting func()) (eventsink.Store, error) {
+		s, err := Open(ctx, dir, waiting)
+		if err != nil {
+			return nil, err
+		}
+		return s, nil
+	}
+}
+
+// Open opens the store in dir and makes both if they are not there. While
+// another process has the store open it blocks, after one call of waiting.
+func Open(ctx context.Context, dir string, waiting func()) (_ *Store, err error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("event store: data directory: %w", err)
+	}
+	s := &Store{path: filepath.Join(dir, File), lock: flock.New(filepath.Join(dir, LockFile), flock.SetPermissions(0o600))}
+	defer func() {
+		if err != nil {
+			_ = s.Close() // the first error is the one that counts
+		}
+	}()
+	if err := s.acquire(ctx, waiting); err != nil {
+		return nil, err
+	}
+	// Made here, so that nobody but the owner can read what agents were told.
+	f, err := os.OpenFile(s.path, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("event store: %w", err)
+	}
+	if err := f.Close(); err != nil {
+		return nil, fmt.Errorf("event store: %w", err)
+	}
+	if s.writer, err = open(s.path, false); err != nil {
+		return nil, err
+	}
+	if s.reader, err = open(s.path, true); err != nil {
+		return nil, err
+	}
+	if err := s.migrate(ctx); err != nil {
+		return nil, fmt.Errorf("event store: %s: %w", s.path, explain(err))
+	}
+	return s, nil
+}
+
+func (s *Store) acquire(ctx context.Context, waiting func()) error {
+	ok, err := s.lock.TryLock()
+	if err != nil {
+		return fmt.Errorf("event store: lock %s: %w", s.lock.Path(), err)
+	}
+	if ok {
+		return nil
+	}
+	if waiting != nil {
+		waiting()
+	}
+	if ok, err = s.lock.TryLockContext(ctx, lockPoll); err != nil {
+		return fmt.Errorf("event store: lock %s: %w", s.lock.Path(), err)
+	}
+	if !ok {
+		return fmt.Errorf("event store: lock %s is held by another process", s.lock.Path())
+	}
+	return nil
+}
+
+func open(path string, readOnly bool) (*sql.DB, error) {
+	q := url.Values{}
+	q.Add("_pragma", fmt.Sprintf("busy_timeout(%d)", busyTimeout.Milliseconds()))
+	if readOnly {
+		q.Add("_pragma", "query_only(1)")
+	} else {
+		q.Add("_pragma", "journal_mode(WAL)")
+		q.Add("_pragma", "synchronous(FULL)")
+		q.Add("_pragma", fmt.Sprintf("journal_size_limit(%d)", walLimit))
+		q.Add("_txlock", "immediate")
+	}
+	db, err := sql.Open("sqlite", (&url.URL{Scheme: "file", OmitHost: true, Path: filepath.ToSlash(path), RawQuery: q.Encode()}).String())
+	if err != nil {
+		return nil, fmt.Errorf("event store: %s: %w", path, err)
+	}
+	n := 1
+	if readOnly {
+		n = readers
+	}
+	db.SetMaxOpenConns(n)
+	db.SetMaxIdleConns(n)
+	return db, nil
+}
+
+func (s *Store) migrate(ctx context.Context) error {
+	dir, err := fs.Sub(migrations, "migrations")
+	if err != nil {
+		return err
+	}
+	p, err := goose.NewProvider(goose.DialectSQLite3, s.writer, dir, goose.WithDisableGlobalRegistry(true))
+	if err != nil {
+		return fmt.Errorf("migrations: %w", err)
+	}
+	have, want, err := p.GetVersions(ctx)
+	if err != nil {
+		return fmt.Errorf("schema version: %w", err)
+	}
+	if have > want {
+		return fmt.Errorf("schema has version %d, this program knows up to %d; use a newer program", have, want)
+	}
+	if _, err := p.Up(ctx); err != nil {
+		return fmt.Errorf("migrate from version %d to %d: %w", have, want, err)
+	}
+	return nil
+}
+
+// Bind implements [eventsink.Store].
+func (s *Store) Bind(ctx context.Context, want eventsink.Origin) error {
+	return s.update(ctx, func(tx *sql.Tx) error {
+		var last int64
+		if err := tx.QueryRowContext(ctx, `SELECT max(coalesce((SELECT max(seq) FROM events), 0), coalesce((SELECT CAST(value AS INTEGER) FROM meta WHERE key = 'cursor'), 0))`).Scan(&last); err != nil {
+			return err
+		}
+		stream, err := meta(ctx, tx, "stream")
+		if err != nil {
+			return err
+		}
+		created, err := meta(ctx, tx, "stream_created")
+		if err != nil {
+			return err
+		}
+		at := want.Created.UTC().Format(time.RFC3339Nano)
+		switch {
+		case stream == want.Stream && created == at:
+			return nil
+		case last > 0:
+			had, _ := time.Parse(time.RFC3339Nano, created) // the zero time tells as much
+			return eventsink.ForeignError(s.path, uint64(last), eventsink.Origin{Stream: stream, Created: had}, want)
+		}
+		if err := setMeta(ctx, tx, "stream", want.Stream); err != nil {
+			return err
+		}
+		return setMeta(ctx, tx, "stream_created", at)
+	})
+}
+
+const insert = `INSERT INTO events (seq, event_id, tenant, thread_id, run_id, task_id, event_type, category, content, metadata, created_at)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING`
+
+// Append implements [eventsink.Store].
+func (s *Store) Append(ctx context.Context, records []contract.EventRecord, upTo uint64) (int, error) {
+	for i := range records {
+		if records[i].Seq > math.MaxInt64 {
+			return 0, fmt.Errorf("event store: %w: sequence %d is above %d", eventsink.ErrRejected, records[i].Seq, int64(math.MaxInt64))
+		}
+	}
+	stored := 0
+	err := s.update(ctx, func(tx *sql.Tx) error {
+		stmt, err := tx.PrepareContext(ctx, insert)
+		if err != nil {
+			return err
+		}
+		defer stmt.Close()
+		for i := range records {
+			r := &records[i]
+			res, err := stmt.ExecContext(ctx, int64(r.Seq), r.EventID, string(r.Tenant), string(r.ThreadID), string(r.RunID), string(r.TaskID),
+				r.EventType, r.Category, text(r.Content), text(r.Metadata), r.CreatedAt.UTC().Format(timeFormat))
+			if err != nil {
+				return fmt.Errorf("event %q at %d: %w", r.EventID, r.Seq, err)
+			}
+			n, err := res.RowsAffected()
+			if err != nil {
+				return err
+			}
+			stored += int(n)
+		}
+		_, err = tx.ExecContext(ctx, `INSERT INTO meta (key, value) VALUES ('cursor', ?)
+ON CONFLICT (key) DO UPDATE SET value = excluded.value WHERE CAST(value AS INTEGER) < CAST(excluded.value AS INTEGER)`, strconv.FormatUint(upTo, 10))
+		return err
+	})
+	if err != nil {
+		return 0, err
+	}
+	return stored, nil
+}
+
+// List implements [eventsink.Store].
+func (s *Store) List(ctx context.Context, q eventsink.Query) ([]contract.EventRecord, bool, error) {
+	if q.Limit < 1 {
+		return nil, false, fmt.Errorf("event store: limit is %d; want at least 1", q.Limit)
+	}
+	query, args := build(q)
+	rows, err := s.reader.QueryContext(ctx, query, args...)
+	if err != nil {
+		return nil, false, fmt.Errorf("event store: list: %w", explain(err))
+	}
+	defer rows.Close()
+	records, size, more := []contract.EventRecord{}, 0, false
+	for rows.Next() {
+		if len(records) == q.Limit {
+			more = true
+			break
+		}
+		var r contract.EventRecord
+		var content, metadata, created string
+		if err := rows.Scan(&r.Seq, &r.EventID, &r.Tenant, &r.ThreadID, &r.RunID, &r.TaskID, &r.EventType, &r.Category, &content, &metadata, &created); err != nil {
+			return nil, false, fmt.Errorf("event store: list: %w", explain(err))
+		}
+		if r.CreatedAt, err = time.Parse(time.RFC3339Nano, created); err != nil {
+			return nil, false, fmt.Errorf("event store: event at %d: created_at: %w", r.Seq, err)
+		}
+		if size += len(content) + len(metadata); q.MaxBytes > 0 && size > q.MaxBytes && len(records) > 0 {
+			more = true
+			break
+		}
+		r.Content, r.Metadata = json.RawMessage(content), json.RawMessage(metadata)
+		records = append(records, r)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, false, fmt.Errorf("event store: list: %w", explain(err))
+	}
+	return records, more, nil
+}
+
+// build writes the statement of a query. One row more than the limit tells
+// whether there is a next page.
+func build(q eventsink.Query) (string, []any) {
+	var b strings.Builder
+	b.WriteString(`SELECT seq, event_id, tenant, thread_id, run_id, task_id, event_type, category, content, metadata, created_at FROM events WHERE seq > ?`)
+	args := []any{int64(min(q.AfterSeq, math.MaxInt64))}
+	equal := func(column, v string) {
+		if v != "" {
+			b.WriteString(" AND " + column + " = ?")
+			args = append(args, v)
+		}
+	}
+	equal("task_id", string(q.TaskID))
+	equal("run_id", string(q.RunID))
+	equal("thread_id", string(q.ThreadID))
+	equal("tenant", string(q.Tenant))
+	if len(q.Types) > 0 {
+		b.WriteString(" AND event_type IN (?" + strings.Repeat(", ?", len(q.Types)-1) + ")")
+		for _, t := range q.Types {
+			args = append(args, t)
+		}
+	}
+	b.WriteString(" ORDER BY seq LIMIT ?")
+	return b.String(), append(args, int64(q.Limit)+1)
+}
+
+// LastSeq implements [eventsink.Store].
+func (s *Store) LastSeq(ctx context.Context) (uint64, error) {
+	var v string
+	err := s.reader.QueryRowContext(ctx, `SELECT value FROM meta WHERE key = 'cursor'`).Scan(&v)
+	if errors.Is(err, sql.ErrNoRows) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, fmt.Errorf("event store: cursor: %w", explain(err))
+	}
+	seq, err := strconv.ParseUint(v, 10, 64)
+	if err != nil {
+		return 0, fmt.Errorf("event store: %s: cursor is %q; want a sequence", s.path, v)
+	}
+	return seq, nil
+}
+
+// Close closes the file and frees the lock.
+func (s *Store) Close() error {
+	var errs []error
+	// The reader first: the last connection of all folds the log back into the
+	// file, and one that may only read could not.
+	for _, db := range []*sql.DB{s.reader, s.writer} {
+		if db != nil {
+			errs = append(errs, db.Close())
+		}
+	}
+	return errors.Join(append(errs, s.lock.Close())...)
+}
+
+func (s *Store) update(ctx context.Context, f func(*sql.Tx) error) error {
+	tx, err := s.writer.BeginTx(ctx, nil)
+	if err != nil {
+		return fmt.Errorf("event store: begin: %w", explain(err))
+	}
+	if err := f(tx); err != nil {
+		_ = tx.Rollback() // the first error is the one that counts
+		return fmt.Errorf("event store: write: %w", explain(err))
+	}
+	if err := tx.Commit(); err != nil {
+		return fmt.Errorf("event store: commit: %w", explain(err))
+	}
+	return nil
+}
+
+func meta(ctx context.Context, tx *sql.Tx, key string) (string, error) {
+	var v string
+	err := tx.QueryRowContext(ctx, `SELECT value FROM meta WHERE key = ?`, key).Scan(&v)
+	if errors.Is(err, sql.ErrNoRows) {
+		return "", nil
+	}
+	return v, err
+}
+
+func setMeta(ctx context.Context, tx *sql.Tx, key, value string) error {
+	_, err := tx.ExecContext(ctx, `INSERT INTO meta (key, value) VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value`, key, value)
+	return err
+}
+
+func text(b json.RawMessage) string {
+	if len(b) == 0 {
+		return "null"
+	}
+	return string(b)
+}
+
+// explain marks what will never work and adds a hint where a person can help.
+func explain(err error) error {
+	var e *sqlite.Error
+	if !errors.As(err, &e) {
+		return err
+	}
+	switch e.Code() & 0xff { // without the extended part
+	case sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_MISMATCH, sqlite3.SQLITE_TOOBIG:
+		return fmt.Errorf("%w: %w", eventsink.ErrRejected, err)
+	case sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED:
+		return fmt.Errorf("another program holds the database: %w", err)
+	case sqlite3.SQLITE_FULL:
+		return fmt.Errorf("no room left: free disk space: %w", err)
+	case sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_CANTOPEN:
+		return fmt.Errorf("the file or its directory cannot be written: check owner and mode: %w", err)
+	case sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB:
+		return fmt.Errorf("the file is damaged or no SQLite database: move it away or restore it: %w", err)
+	}
+	return err
+}

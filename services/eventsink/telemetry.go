@@ -1,0 +1,107 @@
+package eventsink
+
+import (
+	"context"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/herdgate/herdgate/internal/telemetry"
+)
+
+// trace makes one span for each trace that has events in the batch. Its parent
+// is the context of the trace's newest event, so that it hangs where the event
+// was made; events of other traces in the same batch do not show.
+func (ss *session) trace(ctx context.Context, batch []item, start time.Time) {
+	type group struct {
+		parent context.Context
+		events int
+	}
+	groups := map[trace.TraceID]*group{}
+	var order []trace.TraceID
+	for i := range batch {
+		it := &batch[i]
+		if it.verdict != store || it.traceParent == "" {
+			continue
+		}
+		parent := telemetry.ContextWith(ctx, it.traceParent, it.traceState)
+		id := trace.SpanContextFromContext(parent).TraceID()
+		if !id.IsValid() {
+			continue
+		}
+		g := groups[id]
+		if g == nil {
+			g = &group{}
+			groups[id] = g
+			order = append(order, id)
+		}
+		g.parent = parent
+		g.events++
+	}
+	for _, id := range order {
+		g := groups[id]
+		_, span := ss.tracer.Start(g.parent, "eventsink store",
+			trace.WithSpanKind(trace.SpanKindConsumer), trace.WithTimestamp(start),
+			trace.WithAttributes(
+				telemetry.AttrMessagingSystem.String(telemetry.MessagingSystem),
+				telemetry.AttrMessagingDestination.String(ss.bus.Names.EventStream()),
+				telemetry.AttrMessagingOperationType.String("process"),
+				telemetry.AttrMessagingConsumer.String(ss.bus.Names.SinkConsumer()),
+				telemetry.AttrMessagingBatchCount.Int(g.events),
+			))
+		span.End()
+	}
+}
+
+// metrics are the sink's figures.
+type metrics struct {
+	stored, duplicates, skipped, dead, redelivered, retries, restarts prometheus.Counter
+	batch, duration                                                   prometheus.Histogram
+	pending                                                           prometheus.Collector
+}
+
+func newMetrics(pending func() (float64, bool)) *metrics {
+	counter := func(name, help string) prometheus.Counter {
+		return prometheus.NewCounter(prometheus.CounterOpts{Namespace: "herdgate", Subsystem: "eventsink", Name: name, Help: help})
+	}
+	return &metrics{
+		stored:      counter("events_stored_total", "Events that were stored, each counted once."),
+		duplicates:  counter("events_duplicate_total", "Events that were stored already."),
+		skipped:     counter("events_skipped_total", "Events of types that this version does not know."),
+		dead:        counter("events_dead_total", "Events that cannot be stored."),
+		redelivered: counter("redeliveries_total", "Messages that came again while they were being stored."),
+		retries:     counter("store_retries_total", "Writes that failed and were tried again."),
+		restarts:    counter("restarts_total", "How often reading the event stream was interrupted."),
+		batch: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Namespace: "herdgate", Subsystem: "eventsink", Name: "batch_events", Help: "Events in a batch.",
+			Buckets: []float64{1, 2, 5, 10, 25, 50, 100, 250, 500, 1000, 5000},
+		}),
+		duration: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Namespace: "herdgate", Subsystem: "eventsink", Name: "batch_seconds", Help: "Time to store a batch.",
+			Buckets: prometheus.ExponentialBuckets(0.001, 4, 8),
+		}),
+		pending: &pendingGauge{
+			desc: prometheus.NewDesc("herdgate_eventsink_pending", "Events in the stream that are not stored yet. Missing while the server cannot be asked.", nil, nil),
+			ask:  pending,
+		},
+	}
+}
+
+func (m *metrics) all() []prometheus.Collector {
+	return []prometheus.Collector{m.stored, m.duplicates, m.skipped, m.dead, m.redelivered, m.retries, m.restarts, m.batch, m.duration, m.pending}
+}
+
+// pendingGauge asks the server when metrics are read.
+type pendingGauge struct {
+	desc *prometheus.Desc
+	ask  func() (float64, bool)
+}
+
+func (g *pendingGauge) Describe(ch chan<- *prometheus.Desc) { ch <- g.desc }
+
+func (g *pendingGauge) Collect(ch chan<- prometheus.Metric) {
+	if v, ok := g.ask(); ok {
+		ch <- prometheus.MustNewConstMetric(g.desc, prometheus.GaugeValue, v)
+	}
+}

@@ -1,0 +1,461 @@
+package run
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/herdgate/herdgate/internal/agent"
+	"github.com/herdgate/herdgate/internal/bus"
+	"github.com/herdgate/herdgate/internal/delegation"
+	"github.com/herdgate/herdgate/internal/model"
+	"github.com/herdgate/herdgate/internal/outcome"
+	"github.com/herdgate/herdgate/internal/subagent"
+	"github.com/herdgate/herdgate/internal/telemetry"
+	"github.com/herdgate/herdgate/internal/tool"
+	"github.com/herdgate/herdgate/pkg/contract"
+)
+
+const (
+	// maxCrashes is how often a run is taken over from drivers that died; a run
+	// that kills whoever drives it must come to an end.
+	maxCrashes = 5
+	// maxReminders is how often a lead that has nothing left to delegate, and
+	// tries to, is asked to answer.
+	maxReminders = 2
+)
+
+const reminder = "Nothing is left of this run's delegations. Answer now, from the results that you have; say what is missing."
+
+// resume drives a run on that was taken over.
+func (e *Engine) resume(d *drive) {
+	d.resumed = true
+	ctx := telemetry.ContextWith(d.ctx, d.rec.TraceParent, "")
+	_, span := e.tracer.Start(ctx, "run", trace.WithAttributes(
+		telemetry.AttrRunID.String(string(d.id)), telemetry.AttrTenant.String(string(d.rec.Tenant)),
+		telemetry.AttrGenAIOperation.String("invoke_agent"), telemetry.AttrGenAIAgentName.String("lead"),
+		attribute.Bool("herdgate.takeover", true),
+	))
+	e.launch(d, span)
+}
+
+// drive takes the run to its end, or to where another lead goes on. It joins
+// what it starts. ctx is the run's context with its span.
+func (d *drive) drive(ctx context.Context) {
+	keeper := make(chan struct{})
+	go func() {
+		defer close(keeper)
+		d.keepLease()
+	}()
+	d.ends = newEnds(d)
+	defer func() {
+		d.end()
+		<-keeper
+		d.ends.join()
+	}()
+
+	end, err := d.work(ctx)
+	span := trace.SpanFromContext(ctx)
+	if err == nil {
+		err = d.finish(end)
+	}
+	switch {
+	case err == nil:
+		span.SetAttributes(telemetry.AttrStatus.String(string(end.status)), telemetry.AttrStopReason.String(string(end.stop)))
+		if end.status == contract.RunFailed {
+			span.SetStatus(codes.Error, "the run failed")
+		}
+		d.e.metrics.ended.WithLabelValues(string(end.status)).Inc()
+		d.log.Info().Str("status", string(end.status)).Str("stop_reason", string(end.stop)).Msg("run ended")
+	case errors.Is(err, errDraining):
+		d.handOver()
+	default:
+		// The lease runs out by itself; whoever hears of it goes on.
+		span.SetStatus(codes.Error, "driven on elsewhere")
+		d.log.Warn().Err(err).Msg("stopped driving a run that has not ended")
+	}
+}
+
+// handOver closes the lease of a run that has not ended.
+func (d *drive) handOver() {
+	ctx, cancel := context.WithTimeout(d.life, bus.WriteTimeout)
+	defer cancel()
+	if err := d.giveUp(ctx); err != nil {
+		d.log.Warn().Err(err).Msg("a run could not be handed over; it goes on when its lease has run out")
+		return
+	}
+	d.log.Info().Msg("handed over a run")
+}
+
+// ending is how a run ends.
+type ending struct {
+	status contract.RunStatus
+	output string
+	err    string
+	code   contract.ErrorCode
+	stop   contract.StopReason
+}
+
+func failed(code contract.ErrorCode, text string) ending {
+	return ending{status: contract.RunFailed, code: code, err: text}
+}
+
+// work does the run's work. An error means that the run has not ended and is
+// not ours any more.
+func (d *drive) work(ctx context.Context) (ending, error) {
+	if err := d.prepare(ctx); err != nil {
+		return d.judge(ctx, err)
+	}
+	if d.unreadable != nil {
+		return failed(contract.ErrInternal, "The run's state could not be read: "+d.unreadable.Error()), nil
+	}
+	if d.conv.Crashes > maxCrashes {
+		return failed(contract.ErrInternal, fmt.Sprintf("The run was given up: %d leads in a row stopped while they drove it.", d.conv.Crashes)), nil
+	}
+	cfg, messages, release, err := d.setUp()
+	if err != nil {
+		return d.judge(ctx, err)
+	}
+	defer release()
+	end, err := d.converse(ctx, cfg, messages)
+	if err != nil {
+		return d.judge(ctx, err)
+	}
+	return end, nil
+}
+
+// judge tells an end of the run from an end of our driving it.
+func (d *drive) judge(ctx context.Context, err error) (ending, error) {
+	cause := context.Cause(ctx)
+	switch {
+	case errors.Is(cause, errCancelled):
+		return ending{status: contract.RunCancelled, err: "The run was cancelled."}, nil
+	case cause != nil:
+		return ending{}, cause
+	case errors.Is(err, errLost):
+		return ending{}, err
+	case errors.Is(err, errTooLarge):
+		return failed(contract.ErrInternal, "The run's state became too large to be kept: "+err.Error()), nil
+	case errors.Is(err, bus.ErrDoubt):
+		return ending{}, err
+	}
+	d.log.Error().Err(err).Msg("a run failed for a fault of ours")
+	return failed(contract.ErrInternal, err.Error()), nil
+}
+
+// prepare does what every driver does first: see whether the run was cancelled,
+// and tell that it has started, once.
+func (d *drive) prepare(ctx context.Context) error {
+	cancelled, err := retryDoubt(ctx, func() (bool, error) {
+		m, err := d.e.c.Last(ctx, d.e.c.RunStream(), d.e.c.RunKV(contract.RunCancelKey(d.id)))
+		if errors.Is(err, bus.ErrNotFound) {
+			return false, nil
+		}
+		return err == nil && !m.Deleted(), err
+	})
+	if err != nil {
+		return fmt.Errorf("read the cancellation: %w", err)
+	}
+	if err := d.announce(d.life); err != nil {
+		return err
+	}
+	if cancelled {
+		d.stop(errCancelled)
+		return errCancelled
+	}
+	d.limits, err = retryDoubt(ctx, func() (contract.AdmissionLimits, error) { return d.e.deps.Dispatch.Limits(ctx) })
+	return err
+}
+
+// setUp makes the agent's configuration and its messages.
+func (d *drive) setUp() (agent.Config, []model.Message, func(), error) {
+	release := func() {}
+	m, err := d.e.deps.Models.Get(d.rec.Model)
+	if err != nil {
+		return agent.Config{}, nil, release, err
+	}
+	var tools []tool.Tool
+	if d.e.deps.Tools != nil {
+		if tools, release, err = d.e.deps.Tools(d.rec.Tenant, d.rec.ThreadID); err != nil {
+			return agent.Config{}, nil, func() {}, fmt.Errorf("workspace of the thread: %w", err)
+		}
+		if release == nil {
+			release = func() {}
+		}
+	}
+	var types []subagent.Definition
+	if d.rec.Options.SubagentEnabled {
+		types = d.e.deps.Catalogue.Visible(d.rec.Options.AllowedSubagents, d.e.cfg.ShellAllowed)
+	}
+	cfg := agent.Config{
+		Agent: "lead", Model: m, Tools: tools, Gate: d.gate,
+		Log: d.log, Tracer: d.e.tracer,
+	}
+	if d.delegates = len(types) > 0; d.delegates {
+		cfg.AfterModel = []agent.Hook{d.trim}
+		if d.conv.Reminders == 0 {
+			cfg.Tools = append(cfg.Tools, newTaskTool(d, types))
+		}
+	}
+
+	// What an earlier driver left open and cannot be asked any more is answered
+	// before the loop sees it.
+	d.mu.Lock()
+	d.conv.answerInterrupted()
+	number(d.conv.Messages)
+	messages := append([]model.Message{{ID: "m0", Role: model.RoleSystem, Text: systemPrompt(d.e.cfg.RoleText, d.rec.Options, types)}}, d.conv.Messages...)
+	d.mu.Unlock()
+	return cfg, messages, release, nil
+}
+
+// converse runs the loop until there is an answer.
+func (d *drive) converse(ctx context.Context, cfg agent.Config, messages []model.Message) (ending, error) {
+	for {
+		turns, spent := d.budget()
+		if turns < 1 {
+			return d.conclusion(outcome.TurnBudgetExhausted, agent.Result{Messages: messages}.LastAssistant()), nil
+		}
+		cfg.MaxTurns = turns
+		cfg.OnMessage = func(ctx context.Context, msg model.Message, usage *contract.Usage, name string) error {
+			return d.record(ctx, msg, spent.Add(usage), name)
+		}
+		res, err := agent.Run(ctx, cfg, messages)
+		if err != nil {
+			return ending{}, err
+		}
+		kind := outcome.StreamFinished
+		if res.End == agent.EndTurns {
+			kind = outcome.TurnBudgetExhausted
+		}
+		last := res.LastAssistant()
+		if last == nil || !d.capped(*last) || kind != outcome.StreamFinished {
+			return d.conclusion(kind, last), nil
+		}
+		note, err := d.remind(ctx)
+		if err != nil {
+			return ending{}, err
+		}
+		if note == nil {
+			return d.conclusion(kind, &model.Message{Text: d.ledgerAnswer(last.Text)}), nil
+		}
+		// The tool is taken away as well: what is not offered is asked for less.
+		messages, cfg.Tools = append(res.Messages, *note), withoutTask(cfg.Tools)
+	}
+}
+
+// budget returns the model calls that are left, and what the lead has spent.
+func (d *drive) budget() (turns int, spent *contract.Usage) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.e.cfg.MaxTurns - d.conv.Turns, d.conv.Usage
+}
+
+// capped reports whether the message is what was left of an answer that only
+// wanted to delegate, with nothing left of the allowance.
+func (d *drive) capped(m model.Message) bool {
+	return len(m.ToolCalls) == 0 && strings.HasSuffix(m.Text, delegation.LimitNotice)
+}
+
+// remind asks the lead to answer without delegating, or returns nil when that
+// was done often enough.
+func (d *drive) remind(ctx context.Context) (*model.Message, error) {
+	d.mu.Lock()
+	done := d.conv.Reminders >= maxReminders
+	d.mu.Unlock()
+	if done {
+		return nil, nil
+	}
+	note := model.Message{Role: model.RoleUser, Text: reminder}
+	err := d.write(d.life, func(_ *contract.RunRecord, conv *conversation) {
+		conv.Reminders++
+		note.ID = fmt.Sprintf("m%d", len(conv.Messages)+1)
+		conv.Messages = append(conv.Messages, note)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &note, d.gate()
+}
+
+// ledgerAnswer is the answer of a lead that would not give one: what its tasks
+// found, so that their work is not lost.
+func (d *drive) ledgerAnswer(text string) string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var b strings.Builder
+	b.WriteString(text)
+	for _, e := range d.rec.Delegations {
+		fmt.Fprintf(&b, "\n\n%s (%s):\n%s", e.Description, e.Status, e.ResultBrief)
+	}
+	return b.String()
+}
+
+// conclusion maps the end of the loop to the end of the run.
+func (d *drive) conclusion(kind outcome.Kind, last *model.Message) ending {
+	d.mu.Lock()
+	stop := d.rec.StopReason
+	d.mu.Unlock()
+	o := outcome.Outcome{Kind: kind, MaxTurns: d.e.cfg.MaxTurns}
+	if last != nil {
+		o.LastAnswer = &outcome.Answer{Text: last.Text, ErrorFallback: last.ErrorFallback, ErrorDetail: last.ErrorDetail}
+		if last.FinishReason == "length" && stop == "" {
+			stop = contract.StopLengthCapped
+		}
+	}
+	if kind == outcome.StreamFinished && (last == nil || strings.TrimSpace(last.Text) == "" && !last.ErrorFallback) {
+		// An empty answer is never a success (F-012).
+		return failed(contract.ErrLLM, "The model gave no answer, although it was asked again.")
+	}
+	e := outcome.Map(o)
+	end := ending{status: contract.RunStatus(e.State), output: e.Result, err: e.Error, code: e.ErrorCode, stop: e.StopReason}
+	if end.stop == "" || stop == contract.StopSubagentCapped {
+		end.stop = stop
+	}
+	return end
+}
+
+// trim is the hook that enforces the limits before anything is recorded.
+func (d *drive) trim(_ context.Context, msg model.Message) model.Message {
+	d.mu.Lock()
+	ledger := make([]delegation.Entry, len(d.rec.Delegations))
+	for i, e := range d.rec.Delegations {
+		ledger[i] = delegation.Entry{ID: string(e.TaskID), RunID: string(e.RunID)}
+	}
+	opts := d.rec.Options
+	d.mu.Unlock()
+	out, t := delegation.Trim(msg, delegation.Limits{
+		MaxConcurrent: opts.MaxConcurrentSubagents, MaxTotal: opts.MaxTotalSubagents, Ledger: ledger, RunID: string(d.id),
+	})
+	if t.Changed {
+		d.log.Info().Int("dropped", len(t.Dropped)).Int("used", t.Used).Bool("run_limit", t.Capped).Msg("delegations above the limit were dropped")
+	}
+	return out
+}
+
+// record keeps a message of the loop. What has effects is stored before they
+// happen: an answer with calls before any of them runs, the results of a step
+// together. An answer without calls is stored with what follows from it, mostly
+// the run's end.
+func (d *drive) record(ctx context.Context, msg model.Message, usage *contract.Usage, modelName string) error {
+	change := func(rec *contract.RunRecord, conv *conversation) {
+		if msg.Role == model.RoleAssistant {
+			conv.Turns++
+			conv.Crashes = 0 // it gets on
+			conv.Usage, conv.ModelName = usage, modelName
+			if d.delegates {
+				rec.Delegations = capture(rec.Delegations, d.id, msg, conv.assistants(), d.e.deps.Now())
+				if strings.HasSuffix(msg.Text, delegation.LimitNotice) {
+					rec.StopReason = contract.StopSubagentCapped
+				}
+			}
+		}
+		if msg.Role == model.RoleTool && msg.ToolName == taskTool && d.delegates {
+			msg.Metadata = stamp(msg)
+			answer, number, _ := conv.open()
+			for i, call := range answer.ToolCalls {
+				if call.ID == msg.ToolCallID {
+					settle(rec.Delegations, contract.NewTaskID(d.id, number, i), outcomeOf{Status: contract.ToolFailed, ErrorCode: contract.ErrInvalidRequest, Brief: brief(msg.Text)})
+				}
+			}
+		}
+		conv.Messages = append(conv.Messages, msg)
+	}
+	d.mu.Lock()
+	done := len(msg.ToolCalls) > 0
+	if msg.Role == model.RoleTool {
+		_, _, open := d.conv.open()
+		done = len(open) <= 1
+	}
+	if !done {
+		rec, conv := d.rec, d.conv.clone()
+		rec.Delegations = append([]contract.Delegation(nil), rec.Delegations...)
+		change(&rec, &conv)
+		d.rec, d.conv = rec, conv
+		d.mu.Unlock()
+		return d.gate()
+	}
+	d.mu.Unlock()
+	// Not under the run's context: what was done is stored even if the run is
+	// being cancelled. The lease's clock bounds it.
+	if err := d.write(d.life, change); err != nil {
+		return err
+	}
+	return d.tell(d.life)
+}
+
+// stamp adds the status to a failed call that never reached the tool, so that
+// its metadata says what its text says (TOOL-07).
+func stamp(msg model.Message) map[string]any {
+	if _, ok := msg.Metadata[delegation.StatusKey]; ok {
+		return msg.Metadata
+	}
+	meta, err := delegation.Metadata(delegation.Facts{Status: contract.ToolFailed, Error: msg.Text})
+	if err != nil {
+		return msg.Metadata
+	}
+	return meta
+}
+
+// finish writes the run's end: pointer of the thread, terminal record, events,
+// and closes the lease.
+func (d *drive) finish(end ending) error {
+	// A cancelled run's context is over; its end is written all the same.
+	ctx, cancel := context.WithTimeout(d.life, 4*bus.WriteTimeout)
+	defer cancel()
+	d.mu.Lock()
+	rec := d.rec
+	d.mu.Unlock()
+	if err := d.e.point(ctx, rec); err != nil {
+		return err
+	}
+	err := d.write(ctx, func(rec *contract.RunRecord, conv *conversation) {
+		now := d.e.deps.Now().UTC()
+		rec.Status, rec.Error, rec.ErrorCode, rec.StopReason = end.status, bound(end.err, contract.MaxErrorChars), end.code, end.stop
+		rec.Output = shorten(end.output, maxOutputBytes)
+		rec.FinishedAt = &now
+		for i := range rec.Delegations {
+			if e := &rec.Delegations[i]; e.Status == contract.DelegationInProgress {
+				// Its end was not seen in time. Nobody will look again, and an
+				// ended run has nothing that runs (F-016).
+				e.Status, e.ResultBrief = string(contract.ToolCancelled), "The run ended before the task's end was seen."
+			}
+		}
+	})
+	if err != nil {
+		return err
+	}
+	if err := d.tell(ctx); err != nil {
+		return err
+	}
+	d.mu.Lock()
+	rec, rev := d.rec, d.rev
+	d.closed = true
+	d.mu.Unlock()
+	return d.e.close(ctx, rec, rev)
+}
+
+// retryDoubt repeats a read whose outcome is in doubt while ctx allows.
+func retryDoubt[T any](ctx context.Context, op func() (T, error)) (T, error) {
+	retry := newBackOff()
+	for {
+		v, err := op()
+		if err == nil || !errors.Is(err, bus.ErrDoubt) || !wait(ctx, retry.NextBackOff()) {
+			return v, err
+		}
+	}
+}
+
+func withoutTask(tools []tool.Tool) []tool.Tool {
+	var out []tool.Tool
+	for _, t := range tools {
+		if t.Spec().Name != taskTool {
+			out = append(out, t)
+		}
+	}
+	return out
+}

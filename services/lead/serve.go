@@ -1,0 +1,107 @@
+package lead
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/herdgate/herdgate/internal/process"
+	"github.com/herdgate/herdgate/pkg/contract"
+)
+
+// maxPromptFile bounds the file of a system prompt.
+const maxPromptFile = 64 << 10
+
+// maxDrain bounds the wait for active runs: another lead can go on with them.
+const maxDrain = 10 * time.Second
+
+// Serve runs a lead process as its configuration says.
+func Serve(ctx context.Context, env *process.Env) error {
+	p, err := env.Open(ctx, "lead", func(n contract.Names) []string {
+		return []string{n.WorkStream(), n.EventStream(), contract.KVStream(n.TaskBucket()), contract.KVStream(n.RunBucket())}
+	})
+	if err != nil {
+		if ctx.Err() != nil {
+			return nil
+		}
+		return err
+	}
+	defer p.Close()
+	cfg, err := configOf(env)
+	if err != nil {
+		return err
+	}
+	models, err := env.Models(p.Log)
+	if err != nil {
+		return err
+	}
+	subagents, err := env.Subagents()
+	if err != nil {
+		return err
+	}
+	svc, err := New(cfg, Deps{
+		Bus: p.Bus, Models: models, Subagents: subagents, Log: p.Log, TracerProvider: p.Tel.TracerProvider(),
+		Registerer: env.Metrics.Registerer(), Probes: env.Metrics.Handler(), Ready: p.Ready,
+	})
+	if err != nil {
+		return err
+	}
+	told, stop := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		select {
+		case <-svc.Listening():
+			if env.OnHTTP != nil {
+				env.OnHTTP(svc.Addr().String())
+			}
+		case <-told.Done():
+		}
+	})
+	err = svc.Run(ctx)
+	stop()
+	wg.Wait()
+	return err
+}
+
+// configOf takes what a lead needs out of the whole configuration.
+func configOf(env *process.Env) (Config, error) {
+	c := env.Config
+	role, err := readPrompt(c.Lead.SystemPromptFile)
+	if err != nil {
+		return Config{}, err
+	}
+	cfg := Config{
+		Name: env.Name, Version: process.Version,
+		HTTP:  HTTPConfig{Addr: c.HTTP.Addr, AuthMode: c.HTTP.Auth.Mode},
+		Model: c.Lead.Model, MaxTurns: c.Lead.MaxTurns, RoleText: role,
+		SubagentsEnabled: c.Subagents.Enabled, MaxConcurrent: c.Subagents.MaxConcurrent, MaxTotal: &c.Subagents.MaxTotalPerRun,
+		ShellAllowed: env.ShellAllowed(), WorkspaceRoot: env.WorkspaceRoot(), ToolOutputMaxChars: c.Workspace.ToolOutputMaxChars,
+		DrainTimeout: min(time.Duration(c.Executor.DrainTimeoutSeconds)*time.Second, maxDrain),
+	}
+	for _, t := range c.HTTP.Auth.Tokens {
+		cfg.HTTP.Tokens = append(cfg.HTTP.Tokens, Token{Name: t.Name, TokenEnv: t.TokenEnv, Tenant: contract.Tenant(t.Tenant), UserID: t.UserID, Roles: t.Roles})
+	}
+	return cfg, nil
+}
+
+func readPrompt(file string) (string, error) {
+	if file == "" {
+		return "", nil
+	}
+	f, err := os.Open(file)
+	if err != nil {
+		return "", fmt.Errorf("lead.system_prompt_file: %w", err)
+	}
+	defer f.Close()
+	b, err := io.ReadAll(io.LimitReader(f, maxPromptFile+1))
+	if err != nil {
+		return "", fmt.Errorf("lead.system_prompt_file: %w", err)
+	}
+	if len(b) > maxPromptFile {
+		return "", fmt.Errorf("lead.system_prompt_file: %s has more than %d bytes", file, maxPromptFile)
+	}
+	return string(b), nil
+}
