@@ -80,7 +80,7 @@ func ParseArgs(args string) (json.RawMessage, error) {
 	if err := json.Unmarshal(b, &v); err != nil {
 		var syntax *json.SyntaxError
 		if errors.As(err, &syntax) {
-			return nil, fmt.Errorf("not JSON at character %d (%v): %s", syntax.Offset, err, clip(string(b), 200))
+			return nil, fmt.Errorf("not JSON at character %d (%w): %s", syntax.Offset, err, clip(string(b), 200))
 		}
 		return nil, fmt.Errorf("not JSON: %w", err)
 	}

@@ -422,7 +422,8 @@ func (c Config) Notes() []string {
 	if n := c.Subagents.MaxConcurrent; n != nil && *n > c.SubagentRuntime.MaxRunning {
 		notes = append(notes, fmt.Sprintf("subagents.max_concurrent is %d, but %d is in effect: subagent_runtime.max_running is the most that can run", *n, c.SubagentRuntime.MaxRunning))
 	}
-	if n := c.Executor.MaxTasks; n > c.SubagentRuntime.MaxRunning {
+	// Who left it at the default has made no mistake.
+	if n := c.Executor.MaxTasks; n > c.SubagentRuntime.MaxRunning && n != Default().Executor.MaxTasks {
 		notes = append(notes, fmt.Sprintf("executor.max_tasks is %d, but at most %d tasks run in the whole deployment (subagent_runtime.max_running)", n, c.SubagentRuntime.MaxRunning))
 	}
 	if c.HTTP.Auth.Mode == AuthNone && len(c.HTTP.Auth.Tokens) > 0 {

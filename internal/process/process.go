@@ -20,8 +20,6 @@ import (
 
 	"github.com/herdgate/herdgate/internal/bus"
 	"github.com/herdgate/herdgate/internal/config"
-	"github.com/herdgate/herdgate/internal/model"
-	"github.com/herdgate/herdgate/internal/model/open"
 	"github.com/herdgate/herdgate/internal/provision"
 	"github.com/herdgate/herdgate/internal/subagent"
 	"github.com/herdgate/herdgate/internal/telemetry"
@@ -330,22 +328,6 @@ func (s *Service) waitForAssets(ctx context.Context, check string, streams []str
 		case <-time.After(time.Second):
 		}
 	}
-}
-
-// Models opens the configured models.
-func (e *Env) Models(log zerolog.Logger) (*model.Registry, error) {
-	if e.Script != nil {
-		return open.OpenWithLog([]open.Spec{{Name: "offline", Provider: config.ProviderScript, ScriptData: e.Script, MaxRetries: 3}}, log)
-	}
-	specs := make([]open.Spec, 0, len(e.Config.Models))
-	for _, m := range e.Config.Models {
-		specs = append(specs, open.Spec{
-			Name: m.Name, Provider: m.Provider, Model: m.Model, BaseURL: string(m.BaseURL), APIKeyEnv: m.APIKeyEnv, Script: m.Script,
-			RequestTimeout: time.Duration(m.RequestTimeoutSeconds) * time.Second, IdleTimeout: time.Duration(m.IdleTimeoutSeconds) * time.Second,
-			MaxRetries: m.MaxRetries,
-		})
-	}
-	return open.OpenWithLog(specs, log)
 }
 
 // Subagents returns the types that the configuration defines.

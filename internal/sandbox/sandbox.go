@@ -117,7 +117,7 @@ type Command struct {
 type Exit struct {
 	// Code is the exit code, 128 + n for one that signal n ended.
 	Code int
-	// Leftover says that something of it could not be ended in time.
+	// Leftover says that something of it may not have been ended in time.
 	Leftover bool
 }
 
@@ -210,19 +210,15 @@ func (p *Process) run() {
 	}
 	if p.ctl != nil {
 		p.ctl.Close()
-		if p.exit.Code == exitLeftover {
-			clean = false
+		// A supervisor that did not end in order cannot vouch for the rest.
+		if !clean {
+			sweep(p.mark, sweepTimeout)
+			p.exit.Leftover = true
 		}
-	} else {
-		clean = false
+		return
 	}
-	if !clean {
-		p.exit.Leftover = !sweep(p.mark, sweepTimeout)
-	}
+	p.exit.Leftover = !sweep(p.mark, sweepTimeout)
 }
-
-// exitLeftover is the supervisor's exit code when it could not end everything.
-const exitLeftover = 254
 
 // end stops the command; it reports whether the supervisor did so in order.
 func (p *Process) end(exited <-chan struct{}) bool {

@@ -184,10 +184,22 @@ func (s *Service) Run(ctx context.Context) error {
 		s.log.Info().Uint64("epoch", won.rev).Msg("leading the gate")
 		s.metrics.leader.Set(1)
 		s.metrics.takeovers.Inc()
+		began := s.now()
 		err = s.reign(ctx, won)
 		s.metrics.leader.Set(0)
-		if ctx.Err() == nil {
-			s.log.Warn().AnErr("reason", err).Msg("no longer leading the gate; standing by")
+		if ctx.Err() != nil {
+			break
+		}
+		s.log.Warn().AnErr("reason", err).Msg("no longer leading the gate; standing by")
+		if !errors.Is(err, errDeposed) {
+			s.ready("admission", err)
+		}
+		if s.now().Sub(began) < time.Second {
+			// A reign that cannot last must not be begun again and again at once.
+			select {
+			case <-ctx.Done():
+			case <-time.After(time.Second):
+			}
 		}
 	}
 	s.ready("admission", errors.New("stopping"))

@@ -90,7 +90,7 @@ func (f *fence) renew(ctx context.Context) error {
 			}
 		}
 		if !f.s.now().Before(f.trusted) {
-			return fmt.Errorf("%w: it could not be renewed in time: %v", errDeposed, err)
+			return fmt.Errorf("%w: it could not be renewed in time: %w", errDeposed, err)
 		}
 		select {
 		case <-ctx.Done():

@@ -79,8 +79,11 @@ func (s *Service) reign(ctx context.Context, won crown) error {
 	wg.Wait()
 
 	err := context.Cause(rctx)
-	if ctx.Err() != nil && !errors.Is(err, errDeposed) {
+	if !errors.Is(err, errDeposed) {
+		// The key is still ours: whoever can do better may have it at once.
 		f.abdicate()
+	}
+	if ctx.Err() != nil {
 		return nil
 	}
 	return err

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/herdgate/herdgate/internal/config"
+	"github.com/herdgate/herdgate/internal/model/configured"
 	"github.com/herdgate/herdgate/internal/process"
 	"github.com/herdgate/herdgate/internal/sandbox"
 	"github.com/herdgate/herdgate/internal/tool"
@@ -24,7 +25,7 @@ func Serve(ctx context.Context, env *process.Env) error {
 		return err
 	}
 	defer p.Close()
-	models, err := env.Models(p.Log)
+	models, err := configured.Open(env, p.Log)
 	if err != nil {
 		return err
 	}

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/herdgate/herdgate/internal/model/configured"
 	"github.com/herdgate/herdgate/internal/process"
 	"github.com/herdgate/herdgate/pkg/contract"
 )
@@ -34,7 +35,7 @@ func Serve(ctx context.Context, env *process.Env) error {
 	if err != nil {
 		return err
 	}
-	models, err := env.Models(p.Log)
+	models, err := configured.Open(env, p.Log)
 	if err != nil {
 		return err
 	}

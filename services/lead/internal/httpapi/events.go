@@ -185,7 +185,7 @@ func (s *Server) stream(ctx context.Context, w http.ResponseWriter, q feed.Query
 	// A reader of selected types has not seen the run's last event; with its id
 	// the reader knows that it is through, and is told so if it comes back.
 	q.AtEnd = func(seq uint64) {
-		if false {
+		if seq > sw.pos {
 			_ = sw.write(fmt.Sprintf("id: %d\n\n", seq))
 		}
 	}

@@ -357,6 +357,39 @@ func TestStartRunWait(t *testing.T) {
 	r.wantProblem(503, wire.CodeUnavailable, "POST", "/v1/runs?wait=true", `{"input":"go"}`)
 }
 
+// The deadline for the body must not end a request that is answered late, and
+// a body that never comes must not hold one.
+func TestBodyTimeout(t *testing.T) {
+	t.Parallel()
+	const limit = 300 * time.Millisecond
+	r := newRig(t, func(c *Config, _ *Deps) { c.BodyTimeout = limit })
+	r.engine.start = func(context.Context, runapi.RunInput) (contract.RunRecord, error) {
+		return runRecord("r_1", contract.RunRunning), nil
+	}
+	r.engine.wait = func(ctx context.Context, _ contract.Tenant, id contract.RunID) (contract.RunRecord, error) {
+		select {
+		case <-ctx.Done():
+			return contract.RunRecord{}, ctx.Err()
+		case <-time.After(2 * limit):
+			return runRecord(id, contract.RunCompleted), nil
+		}
+	}
+	if status, _, text := r.do("POST", "/v1/runs?wait=true", `{"input":"go"}`); status != 200 {
+		t.Errorf("an answer after the body's deadline = %d %s, want 200", status, text)
+	}
+	conn, err := net.Dial("tcp", strings.TrimPrefix(r.url, "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	_ = conn.SetDeadline(time.Now().Add(timeout))
+	fmt.Fprint(conn, "POST /v1/runs HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{")
+	answer, err := io.ReadAll(conn)
+	if err != nil || !strings.HasPrefix(string(answer), "HTTP/1.1 400") {
+		t.Errorf("a body that never comes = %q, %v; want 400", answer, err)
+	}
+}
+
 func TestTasks(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

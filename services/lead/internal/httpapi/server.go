@@ -46,6 +46,8 @@ type Config struct {
 	Tokens   []Token
 	// MaxBodyBytes bounds a request's body; default 1 MiB.
 	MaxBodyBytes int64
+	// BodyTimeout is how long a client may take to send its body; default 30 s.
+	BodyTimeout time.Duration
 	// MaxStreams bounds the open event streams; default 1000.
 	MaxStreams int
 	// KeepAlive is the time between two comment lines on a stream; default 15 s.
@@ -64,6 +66,9 @@ type Config struct {
 func (c Config) withDefaults() Config {
 	if c.MaxBodyBytes == 0 {
 		c.MaxBodyBytes = 1 << 20
+	}
+	if c.BodyTimeout == 0 {
+		c.BodyTimeout = 30 * time.Second
 	}
 	if c.MaxStreams == 0 {
 		c.MaxStreams = 1000
@@ -362,12 +367,10 @@ func (r *recorder) begin(status int) {
 // Unwrap gives http.ResponseController its way to the connection.
 func (r *recorder) Unwrap() http.ResponseWriter { return r.ResponseWriter }
 
-// bodyTimeout is how long a client may take to send its body.
-const bodyTimeout = 30 * time.Second
-
 // bufferBody reads the body before anything else happens: bounded in size and
-// time. The deadline is lifted afterwards, because net/http takes a read
-// deadline that passes during a long answer for the end of the client.
+// time. The deadline is for the body alone and is lifted once that is here; if
+// it never comes, the deadline stays, because net/http reads on after a
+// refusal and would wait for the rest.
 func (s *Server) bufferBody(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Body == nil || r.Body == http.NoBody {
@@ -375,9 +378,11 @@ func (s *Server) bufferBody(next http.Handler) http.Handler {
 			return
 		}
 		rc := http.NewResponseController(w)
-		_ = rc.SetReadDeadline(time.Now().Add(bodyTimeout))
+		_ = rc.SetReadDeadline(time.Now().Add(s.cfg.BodyTimeout))
 		body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, s.cfg.MaxBodyBytes))
-		_ = rc.SetReadDeadline(time.Time{})
+		if err == nil {
+			_ = rc.SetReadDeadline(time.Time{})
+		}
 		var large *http.MaxBytesError
 		switch {
 		case errors.As(err, &large):

@@ -286,6 +286,52 @@ func TestForgottenEndIsTold(t *testing.T) {
 	}
 }
 
+// EVT-18, I6: what is told again after the server has forgotten the ids is not
+// stored again.
+func TestToldOnce(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, func(req contract.TaskRequest) *contract.TaskRecord { return completed(req.Description) })
+	l := w.lead("lead-a", &scripted{answer: twoTasks})
+	rec := l.wait(l.start(runapi.RunInput{}).RunID)
+	before := w.events(rec.RunID)
+	s, err := w.conn.JS.Stream(t.Context(), w.conn.Names.EventStream())
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg := s.CachedInfo().Config
+	cfg.Duplicates = 100 * time.Millisecond
+	if _, err := w.conn.JS.UpdateStream(t.Context(), cfg); err != nil {
+		t.Fatal(err)
+	}
+	probe := bus.Write{Subject: w.conn.Names.Event(contract.EventSubject{Tenant: "default", Thread: "t", Run: "r_probe", Type: "probe"}), MsgID: "probe"}
+	w.publish(probe) // younger than all others: forgotten after them
+	natstest.Eventually(t, patience, func() (bool, string) {
+		return !w.publish(probe).Duplicate, "the id is remembered"
+	})
+	conv, err := decodeConversation(rec.Messages)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rev, err := l.read(t.Context(), rec.RunID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var again teller
+	if err := again.tell(t.Context(), l.Engine, rec, conv, func() error { return nil }); err != nil {
+		t.Error(err)
+	}
+	if err := l.conclude(t.Context(), rec, rev); err != nil {
+		t.Error(err)
+	}
+	info, err := w.conn.JS.Stream(t.Context(), w.conn.Names.EventStream())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := int(info.CachedInfo().State.Msgs); n != len(before)+2 {
+		t.Errorf("%d events are stored, want the %d of before and two probes", n, len(before))
+	}
+}
+
 // A run that was cancelled while nobody drove it is ended by its take-over.
 func TestCancelWithoutADriver(t *testing.T) {
 	t.Parallel()

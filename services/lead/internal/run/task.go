@@ -261,7 +261,7 @@ func (t *task) run(ctx context.Context, req contract.TaskRequest) (ended, error)
 		}
 		return t.collect(ctx, req.TaskID)
 	case <-ctx.Done():
-		return ended{}, context.Cause(ctx)
+		return t.abandon(ctx, req.TaskID, seen)
 	case <-deadline.C:
 	}
 	o := outcome.Outcome{Kind: outcome.ObserverGaveUp, TimeoutSeconds: int(patience / time.Second)}

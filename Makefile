@@ -1,0 +1,100 @@
+# Herdgate. `make help` lists the targets.
+# Everything goes through the go tool; nothing else has to be installed.
+
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+# Without go.work the word "work" means one module only, and still exits 0.
+ifeq ($(wildcard go.work),)
+$(error go.work is missing: run make in the top folder of the checkout)
+endif
+
+GOLANGCI_VERSION := v2.15.0
+GOLANGCI := bin/golangci-lint-$(GOLANGCI_VERSION)
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+GOBUILD := go build -trimpath -ldflags '-X github.com/herdgate/herdgate/internal/process.Version=$(VERSION)'
+
+SERVICES := lead admission executor eventsink
+# The folders of all modules of the workspace, from go.work alone.
+MODULES := $(shell go list -m -f '{{.Dir}}')
+# Sample data below _project included, so that it looks like what it pretends to be.
+GOFILES = find . -name '*.go' -not -path './.git/*'
+
+.PHONY: help
+help: ## list the targets
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
+
+.PHONY: build
+build: bin/herdgate $(SERVICES:%=bin/%) ## build bin/herdgate and the four service binaries
+
+.PHONY: FORCE
+bin/herdgate: FORCE
+	$(GOBUILD) -o $@ ./cmd/herdgate
+
+$(SERVICES:%=bin/%): bin/%: FORCE
+	$(GOBUILD) -o $@ ./services/$*/cmd/$*
+
+.PHONY: demo
+demo: bin/herdgate ## run the main job with everything in one process, offline
+	bin/herdgate demo
+
+.PHONY: test
+test: ## run all tests of all modules with the race detector
+	go test -race -shuffle=on -timeout=15m work
+
+.PHONY: test-e2e
+test-e2e: ## run the tests over separate processes only (make test runs them too)
+	go test -race -shuffle=on -timeout=10m -count=1 -v ./test/e2e/...
+
+.PHONY: bench
+bench: ## measure an idle delegation beside a raw JetStream publish and consume
+	go test -run='^$$' -bench=. -benchtime=2s -timeout=10m ./test/...
+
+.PHONY: lint
+lint: $(GOLANGCI) ## go vet and golangci-lint
+	go vet work
+	for m in $(MODULES); do (cd "$$m" && "$(CURDIR)/$(GOLANGCI)" run --config "$(CURDIR)/.golangci.yml" ./...); done
+
+$(GOLANGCI):
+	mkdir -p bin
+	GOWORK=off GOBIN="$(CURDIR)/bin" go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI_VERSION)
+	mv bin/golangci-lint $@
+
+.PHONY: fmt
+fmt: ## format all Go files
+	$(GOFILES) -exec gofmt -w {} +
+
+.PHONY: tidy
+tidy: mod-link ## go mod tidy in every module
+	for m in $(MODULES); do (cd "$$m" && GOFLAGS=-mod=mod go mod tidy); done
+
+.PHONY: mod-link
+mod-link: ## give every module the require and replace lines of the local modules it reaches
+	scripts/mod-link.sh
+
+# The first tidy may load what it needs; the second proves that no local module is
+# looked for in the network.
+.PHONY: check
+check: ## the cheap half of verify: format, module files, a build of each module on its own
+	@bad=$$($(GOFILES) -exec gofmt -l {} +); [ -z "$$bad" ] || { echo "gofmt would change:"; echo "$$bad"; exit 1; }
+	scripts/mod-link.sh --check
+	for m in $(MODULES); do echo "module $${m#$(CURDIR)/}"; (cd "$$m" && go mod tidy -diff && GOPROXY=off go mod tidy -diff && GOWORK=off go build ./...); done
+	for m in examples/*/; do echo "example $$m"; (cd "$$m" && GOWORK=off go build -o /dev/null .); done
+
+.PHONY: verify
+verify: check ## check, vet, and no difference to what is committed
+	go vet work
+	git diff --exit-code
+
+.PHONY: behaviours
+behaviours: ## list every rule with the tests that name it, and the rules without a test
+	go run ./test/behaviours
+
+.PHONY: model
+model: ## check the admission protocol with Spin (needs spin and gcc; about 20 minutes)
+	docs/model/check.sh
+
+.PHONY: clean
+clean: ## remove what build and demo have made
+	rm -rf bin .herdgate
