@@ -282,6 +282,7 @@ func (l *loop) runSome(ctx context.Context, index int, msg model.Message, answer
 	ordinal := l.assistantOrdinal(index)
 	places := make(chan struct{}, l.cfg.MaxParallel)
 	var wg sync.WaitGroup
+	var turns tool.Turns
 	for i, call := range msg.ToolCalls {
 		if answered[call.ID] {
 			continue
@@ -290,9 +291,14 @@ func (l *loop) runSome(ctx context.Context, index int, msg model.Message, answer
 			wg.Wait()
 			return err
 		}
+		ctx, end := ctx, func() {}
+		if _, ok := l.tools[call.Name].(tool.Sequenced); ok {
+			ctx, end = turns.Next(ctx)
+		}
 		places <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-places }()
+			defer end()
 			results[i] = l.runTool(ctx, msg, call, ordinal, i)
 		})
 	}

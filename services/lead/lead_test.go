@@ -189,7 +189,9 @@ func TestTaskEndpoints(t *testing.T) {
 	if err != nil || req.Description != "look" || req.Identity.UserID != "u" || !req.Identity.IsSubagent || req.ParentModel != "main" {
 		t.Errorf("request = %+v, %v", req, err)
 	}
-	call := func(tenant string) string { return `{"tenant":"` + tenant + `","task_id":"` + string(acc.TaskID) + `"}` }
+	call := func(tenant string) string {
+		return `{"tenant":"` + tenant + `","task_id":"` + string(acc.TaskID) + `"}`
+	}
 	var task wire.Task
 	if code := r.ask("get", call("acme"), &task); code != "" || task.Status != contract.TaskQueued {
 		t.Errorf("get: %q %+v", code, task)

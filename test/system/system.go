@@ -114,14 +114,18 @@ func (s *System) run(name string, conn *bus.Conn, run func(context.Context) erro
 	return p
 }
 
-// Admission starts an admission process.
-func (s *System) Admission(name string) *Process {
+// Admission starts an admission process; change adapts its configuration.
+func (s *System) Admission(name string, change ...func(*admission.Config)) *Process {
 	s.t.Helper()
 	conn := s.Server.Conn(name)
-	svc, err := admission.New(admission.Config{
+	cfg := admission.Config{
 		Name: name, MaxRunning: s.Opts.MaxRunning, MaxQueued: s.Opts.MaxQueued, Policy: s.Opts.Policy,
 		QueueTimeout: s.Opts.QueueTimeout, LeaseTTL: s.Opts.LeaseTTL, LeaderTTL: s.Opts.LeaderTTL,
-	}, admission.Deps{Bus: conn, Log: s.Opts.Log, TracerProvider: s.Opts.TracerProvider})
+	}
+	for _, f := range change {
+		f(&cfg)
+	}
+	svc, err := admission.New(cfg, admission.Deps{Bus: conn, Log: s.Opts.Log, TracerProvider: s.Opts.TracerProvider})
 	if err != nil {
 		s.t.Fatal(err)
 	}

@@ -2,6 +2,7 @@ package system
 
 import (
 	"context"
+	"fmt"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/herdgate/herdgate/internal/client"
 	"github.com/herdgate/herdgate/internal/model"
+	"github.com/herdgate/herdgate/internal/natstest"
 	"github.com/herdgate/herdgate/internal/subagent"
 	"github.com/herdgate/herdgate/services/eventsink"
 	"github.com/herdgate/herdgate/services/eventsink/sqlite"
@@ -72,6 +74,12 @@ func (s *System) Whole() *client.Client {
 	s.Admission("adm-1")
 	s.Executor("ex-1", 4, time.Second)
 	_, c := s.Lead("lead-1", work)
+	natstest.Eventually(s.t, Timeout, func() (bool, string) {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		_, err := c.ListEvents(ctx, client.EventQuery{Limit: 1}, 0)
+		return err == nil, fmt.Sprint("the event store does not answer: ", err)
+	})
 	return c
 }
 

@@ -168,3 +168,32 @@ func TestStoredHistory(t *testing.T) {
 		}
 	}
 }
+
+// I2: the calls of one answer are queued in the order in which the model wrote
+// them.
+func TestCallsAreQueuedInOrder(t *testing.T) {
+	t.Parallel()
+	s := New(t, Options{Model: Delegator{}})
+	c := s.Whole()
+	for range 10 {
+		run, err := c.RunToEnd(timeout(t), wire.RunRequest{Input: "a\nb\nc"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if run.Status != contract.RunCompleted {
+			t.Fatalf("run = %+v", run)
+		}
+		page, err := c.ListEvents(timeout(t), client.EventQuery{RunID: run.RunID, Types: []string{contract.RecordAdmitted}}, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(page.Events) != 3 {
+			t.Fatalf("%d tasks admitted, want 3", len(page.Events))
+		}
+		for i, e := range page.Events {
+			if want := contract.NewTaskID(run.RunID, 0, i); e.TaskID != want {
+				t.Errorf("%s was admitted in place %d, want %s", e.TaskID, i, want)
+			}
+		}
+	}
+}

@@ -40,6 +40,9 @@ func newTaskTool(d *drive, types []subagent.Definition) *task {
 // Spec implements [tool.Tool].
 func (t *task) Spec() model.ToolSpec { return t.spec }
 
+// Sequenced implements [tool.Sequenced].
+func (t *task) Sequenced() {}
+
 // taskArgs are the arguments of a call.
 type taskArgs struct {
 	Description  string
@@ -230,7 +233,13 @@ func (t *task) run(ctx context.Context, req contract.TaskRequest) (ended, error)
 	d := t.d
 	limits := d.limits
 	seen := d.ends.of(req.TaskID)
+	// The queue is first come, first served: the calls of one answer come in the
+	// order in which the model wrote them.
+	if err := tool.AwaitTurn(ctx); err != nil {
+		return t.abandon(ctx, req.TaskID, seen)
+	}
 	acc, err := d.e.deps.Dispatch.Submit(ctx, req)
+	tool.EndTurn(ctx)
 	switch {
 	case ctx.Err() != nil:
 		return t.abandon(ctx, req.TaskID, seen)
