@@ -283,6 +283,7 @@ func (l *loop) runSome(ctx context.Context, index int, msg model.Message, answer
 	places := make(chan struct{}, l.cfg.MaxParallel)
 	var wg sync.WaitGroup
 	var turns tool.Turns
+	var files tool.FileOrder
 	for i, call := range msg.ToolCalls {
 		if answered[call.ID] {
 			continue
@@ -295,11 +296,17 @@ func (l *loop) runSome(ctx context.Context, index int, msg model.Message, answer
 		if _, ok := l.tools[call.Name].(tool.Sequenced); ok {
 			ctx, end = turns.Next(ctx)
 		}
+		wait := func(context.Context) error { return nil }
+		if t, ok := l.tools[call.Name].(tool.OnFiles); ok {
+			wait, end = files.Next(t.Writes())
+		}
 		places <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-places }()
 			defer end()
-			results[i] = l.runTool(ctx, msg, call, ordinal, i)
+			if wait(ctx) == nil { // else ctx is done, and nothing is appended
+				results[i] = l.runTool(ctx, msg, call, ordinal, i)
+			}
 		})
 	}
 	wg.Wait()

@@ -160,11 +160,15 @@ func quote(s string) string {
 
 // fileTool is a tool made of a function.
 type fileTool struct {
-	spec model.ToolSpec
-	call func(ctx context.Context, a *args) (Result, error)
+	spec   model.ToolSpec
+	writes bool
+	call   func(ctx context.Context, a *args) (Result, error)
 }
 
 func (t *fileTool) Spec() model.ToolSpec { return t.spec }
+
+// Writes implements OnFiles.
+func (t *fileTool) Writes() bool { return t.writes }
 
 // Call implements Tool: an error of the function is for the model, unless the
 // call was stopped.

@@ -71,6 +71,7 @@ func Tools(ws *Workspace, o Options) []Tool {
 
 func bash(w *Workspace, o Options) Tool {
 	return &fileTool{
+		writes: true,
 		spec: model.ToolSpec{
 			Name: "bash",
 			Description: fmt.Sprintf("Run a shell command in the workspace and read what it prints. Nothing goes on in the background: all processes end with the call. "+

@@ -120,6 +120,7 @@ func numbered(ctx context.Context, r *bufio.Reader, first, last, char, maxChars 
 
 func writeFile(w *Workspace) Tool {
 	return &fileTool{
+		writes: true,
 		spec: model.ToolSpec{
 			Name:        "write_file",
 			Description: "Write a file of the workspace, replacing what it held. Missing folders are created.",
@@ -154,6 +155,7 @@ func writeFile(w *Workspace) Tool {
 
 func strReplace(w *Workspace) Tool {
 	return &fileTool{
+		writes: true,
 		spec: model.ToolSpec{
 			Name:        "str_replace",
 			Description: "Replace a text in a file of the workspace. old_str must occur exactly once, unless replace_all is true.",

@@ -176,10 +176,15 @@ func (e *endpoint) answer(ctx context.Context, name string, r micro.Request, han
 	}
 }
 
+// refuse answers with a problem. It does not use r.Error, whose bookkeeping is
+// read by the library as soon as its handler has returned: answers come later.
 func (e *endpoint) refuse(r micro.Request, p wire.Problem) {
 	body, err := json.Marshal(p)
 	if err == nil {
-		err = r.Error(strconv.Itoa(p.Status), strings.NewReplacer("\r", " ", "\n", " ").Replace(p.Detail), body)
+		err = r.Respond(body, micro.WithHeaders(micro.Headers{
+			micro.ErrorCodeHeader: {strconv.Itoa(p.Status)},
+			micro.ErrorHeader:     {strings.NewReplacer("\r", " ", "\n", " ").Replace(p.Detail)},
+		}))
 	}
 	if err != nil {
 		e.log.Warn().Err(err).Msg("a refusal could not be sent")

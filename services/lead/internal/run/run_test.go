@@ -242,7 +242,7 @@ func TestDelegationOff(t *testing.T) {
 	}
 }
 
-// CAP-01, CAP-03, CAP-04, CAP-05, CAP-06, CAP-15, CAP-18, CONFIG-09, ROUTE-09: what
+// ARCH-02, CAP-01, CAP-03, CAP-04, CAP-05, CAP-06, CAP-15, CAP-18, CONFIG-09, ROUTE-09: what
 // the gate runs is the limit of one answer, whatever is configured or asked for;
 // the first calls stay, other tools are untouched, dropped calls are lost and
 // count for nothing.
