@@ -76,7 +76,8 @@ type demonstration struct {
 func (a *app) demo(cmd *cobra.Command, dir, model string, keep bool) error {
 	soft, hard, stop := rungroup.Signals(cmd.Context())
 	defer stop()
-	if dir == "" {
+	fresh := dir == ""
+	if fresh {
 		var err error
 		if dir, err = os.MkdirTemp("", "herdgate-demo-"); err != nil {
 			return fmt.Errorf("demo: a folder for its files: %w; --data-dir names another place", err)
@@ -84,6 +85,9 @@ func (a *app) demo(cmd *cobra.Command, dir, model string, keep bool) error {
 	}
 	d, closeAll, err := a.newDemonstration(dir, model)
 	if err != nil {
+		if fresh {
+			err = errors.Join(err, os.RemoveAll(dir))
+		}
 		return err
 	}
 	defer closeAll()

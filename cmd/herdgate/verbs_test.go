@@ -47,7 +47,8 @@ func TestCompletion(t *testing.T) {
 	contains(t, "stdout", herdgate(t, t.TempDir(), nil, "completion", "bash").want(t, 0).stdout, "herdgate")
 }
 
-// CONFIG-01: faults name file, line, column and the allowed range.
+// CONFIG-01: values out of range in a file are refused, with file, line, column and
+// the allowed range.
 func TestConfigCheck(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

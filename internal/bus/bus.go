@@ -25,6 +25,8 @@ type Conn struct {
 	NC    *nats.Conn
 	JS    jetstream.JetStream
 	Names contract.Names
+
+	line *line
 }
 
 // WriteTimeout bounds one write. A write that is refused for lack of rights
@@ -76,11 +78,14 @@ type Ack struct {
 	Duplicate bool
 }
 
-// Publish writes and waits for the acknowledgement, at most [WriteTimeout] or
-// until ctx is done. Its errors are those of this package, wrapped.
+// Publish writes and waits for the acknowledgement, at most [WriteTimeout], until
+// ctx is done or the connection is lost. Its errors are those of this package,
+// wrapped.
 func (c *Conn) Publish(ctx context.Context, w Write) (Ack, error) {
 	ctx, cancel := context.WithTimeout(ctx, WriteTimeout)
 	defer cancel()
+	ctx, hangUp := c.line.whole(ctx)
+	defer hangUp()
 	msg, opts := w.message()
 	ack, err := c.JS.PublishMsg(ctx, msg, opts...)
 	if err != nil {
@@ -269,6 +274,8 @@ func (c *Conn) api(ctx context.Context, endpoint string, req, resp any) error {
 	if err != nil {
 		return err
 	}
+	ctx, hangUp := c.line.whole(ctx)
+	defer hangUp()
 	msg, err := c.NC.RequestWithContext(ctx, "$JS.API."+endpoint, body)
 	if err != nil {
 		return fmt.Errorf("%s: %w", endpoint, Classify(err))

@@ -47,6 +47,7 @@ func Connect(ctx context.Context, cfg Config, log zerolog.Logger) (*Conn, error)
 	if err != nil {
 		return nil, err
 	}
+	line := newLine()
 	opts := []nats.Option{
 		nats.Name(cfg.Name),
 		nats.CustomInboxPrefix("_INBOX_" + inboxToken(cfg.Name)),
@@ -69,6 +70,7 @@ func Connect(ctx context.Context, cfg Config, log zerolog.Logger) (*Conn, error)
 			ev.Msg("nats: asynchronous error")
 		}),
 		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
+			line.cut()
 			if err != nil {
 				log.Warn().Err(err).Msg("nats: disconnected")
 			}
@@ -115,7 +117,7 @@ func Connect(ctx context.Context, cfg Config, log zerolog.Logger) (*Conn, error)
 		nc.Close()
 		return nil, fmt.Errorf("nats: jetstream: %w", err)
 	}
-	return &Conn{NC: nc, JS: js, Names: names}, nil
+	return &Conn{NC: nc, JS: js, Names: names, line: line}, nil
 }
 
 // Close waits until what was sent has left, at most a few seconds, and closes.

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"path/filepath"
@@ -12,6 +13,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 	"github.com/rs/zerolog"
 
 	"github.com/herdgate/herdgate/internal/bus"
@@ -142,4 +144,37 @@ func TestCloseFlushes(t *testing.T) {
 	case <-testContext(t).Done():
 		t.Error("what was published before Close did not arrive")
 	}
+}
+
+// F-036, F-060: whoever waits for an answer when the connection breaks is told at
+// once that none will come. A lease has no time to wait for longer.
+func TestLostConnectionEndsWaits(t *testing.T) {
+	t.Parallel()
+	s := natstest.Start(t, natstest.Listen())
+	c := s.Conn("x")
+	asked := make(chan *nats.Msg, 1)
+	// Somebody takes the write and does not answer.
+	if _, err := c.NC.ChanSubscribe("silent", asked); err != nil {
+		t.Fatal(err)
+	}
+	answer := make(chan error, 1)
+	go func() {
+		_, err := c.Publish(context.Background(), bus.Write{Subject: "silent"})
+		answer <- err
+	}()
+	<-asked
+	s.Kill()
+	begin := time.Now()
+	if err := <-answer; !errors.Is(err, bus.ErrDoubt) {
+		t.Errorf("the wait ended with %v, want ErrDoubt", err)
+	}
+	if d := time.Since(begin); d > bus.WriteTimeout/2 {
+		t.Errorf("it waited for %v after the connection was lost", d)
+	}
+	// The next connection is not cut by the loss of the last one.
+	s.Restart()
+	natstest.Eventually(t, natstest.Timeout, func() (bool, string) {
+		_, err := c.Publish(context.Background(), bus.Write{Subject: "nobody.listens"})
+		return errors.Is(err, nats.ErrNoResponders) || errors.Is(err, jetstream.ErrNoStreamResponse), fmt.Sprint(err)
+	})
 }

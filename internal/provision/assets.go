@@ -44,9 +44,10 @@ const PolicyReject = "reject"
 
 // Defaults for zero values of [Config].
 const (
-	DefaultMaxRunning    = 3
-	DefaultEventMaxAge   = 7 * 24 * time.Hour
-	DefaultEventMaxBytes = 8 << 30
+	DefaultMaxRunning  = 3
+	DefaultEventMaxAge = 7 * 24 * time.Hour
+	// The server reserves it, so it must fit on a small volume.
+	DefaultEventMaxBytes = 1 << 30
 )
 
 // Config is what the assets depend on.

@@ -299,7 +299,7 @@ func explain(err error) error {
 	case hasCode(err, codeReplicasNeedCluster):
 		return fmt.Errorf("%w; nats.replicas above 1 needs a NATS cluster", err)
 	case hasCode(err, codeNoStorage, codeNoMemory):
-		return fmt.Errorf("%w; the stream reserves its max_bytes: give the server more storage or lower that limit", err)
+		return fmt.Errorf("%w; the stream reserves its max_bytes: give the server more storage (max_file_store, or the limit of the account)", err)
 	case hasCode(err, codeSubjectsOverlap):
 		return fmt.Errorf("%w; another stream takes the same subjects: remove it, or use another nats.prefix", err)
 	}

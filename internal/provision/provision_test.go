@@ -544,7 +544,7 @@ func TestRefusalsSayWhatToDo(t *testing.T) {
 		says string
 	}{
 		"replicas without a cluster": {provision.Config{Replicas: 3}, "nats.replicas above 1 needs a NATS cluster"},
-		"more than the disk holds":   {provision.Config{EventMaxBytes: 1 << 50}, "lower that limit"},
+		"more than the disk holds":   {provision.Config{EventMaxBytes: 1 << 50}, "more storage"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -14,7 +14,9 @@ import (
 )
 
 // serveStatus answers on the status endpoint while this process leads: the
-// leader alone knows the queue.
+// leader alone knows the queue. It stands in no queue group: a leader that was
+// frozen and replaced still has its subscription, and every question that went to
+// it alone would get no answer.
 func (r *reign) serveStatus(ctx context.Context) error {
 	svc, err := micro.AddService(r.s.bus.NC, micro.Config{
 		Name: "herdgate-admission", Version: "1.0.0", Description: "state of the admission gate",
@@ -24,7 +26,7 @@ func (r *reign) serveStatus(ctx context.Context) error {
 	}
 	defer svc.Stop() //nolint:errcheck // the connection goes with it
 	err = svc.AddEndpoint("status", micro.HandlerFunc(func(req micro.Request) { r.answer(ctx, req) }),
-		micro.WithEndpointSubject(admissionapi.Subject(r.s.bus.Names)),
+		micro.WithEndpointSubject(admissionapi.Subject(r.s.bus.Names)), micro.WithEndpointQueueGroupDisabled(),
 		micro.WithEndpointMetadata(map[string]string{"description": "leader, slots in use, queue; with task_id the place of a waiting task"}))
 	if err != nil {
 		return err

@@ -59,9 +59,6 @@ type Report struct {
 	Checks []Check `json:"checks"`
 }
 
-// timeout bounds each look at something that may not answer.
-const timeout = 5 * time.Second
-
 // Patient is what is looked at.
 type Patient struct {
 	Env *process.Env
@@ -70,13 +67,19 @@ type Patient struct {
 	// Client asks the lead at Server.
 	Client *client.Client
 	Server string
+	// Getenv is os.Getenv unless a test has its own.
 	Getenv func(string) string
+	// Timeout bounds each look at something that may not answer; default 5 s.
+	Timeout time.Duration
 }
 
 // Examine makes all checks, one after the other, each with a deadline.
 func Examine(ctx context.Context, p Patient) Report {
 	if p.Getenv == nil {
 		p.Getenv = os.Getenv
+	}
+	if p.Timeout <= 0 {
+		p.Timeout = 5 * time.Second
 	}
 	d := &doctor{Patient: p}
 	d.nats(ctx)
@@ -121,7 +124,7 @@ func (d *doctor) nats(ctx context.Context) {
 		cfg.URL = "nats://" + env.Config.NATS.Embedded.Listen
 	}
 	if err == nil {
-		ctx, cancel := context.WithTimeout(ctx, timeout)
+		ctx, cancel := context.WithTimeout(ctx, d.Timeout)
 		d.conn, err = bus.Connect(ctx, cfg, env.Log)
 		cancel()
 	}
@@ -166,7 +169,7 @@ func (d *doctor) embedded() (holder string, running bool) {
 }
 
 func (d *doctor) assets(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, 2*timeout)
+	ctx, cancel := context.WithTimeout(ctx, 2*d.Timeout)
 	defer cancel()
 	assets, err := d.Env.Assets()
 	if err != nil {
@@ -241,7 +244,7 @@ const sqliteHeader = "SQLite format 3\x00"
 
 func (d *doctor) eventStore(ctx context.Context) {
 	if d.conn != nil {
-		ctx, cancel := context.WithTimeout(ctx, timeout)
+		ctx, cancel := context.WithTimeout(ctx, d.Timeout)
 		resp, err := eventapi.List(ctx, d.conn, eventapi.ListRequest{Limit: 1})
 		cancel()
 		if err == nil {
@@ -341,7 +344,7 @@ func (d *doctor) tracing(ctx context.Context) {
 			addr = net.JoinHostPort(u.Hostname(), "80")
 		}
 	}
-	ctx, cancel := context.WithTimeout(ctx, timeout)
+	ctx, cancel := context.WithTimeout(ctx, d.Timeout)
 	defer cancel()
 	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", addr)
 	if err != nil {
@@ -353,7 +356,7 @@ func (d *doctor) tracing(ctx context.Context) {
 }
 
 func (d *doctor) lead(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, timeout)
+	ctx, cancel := context.WithTimeout(ctx, d.Timeout)
 	defer cancel()
 	err := d.Client.Ready(ctx)
 	var api *client.Error
