@@ -429,6 +429,9 @@ func (c Config) Notes() []string {
 	if c.HTTP.Auth.Mode == AuthNone && len(c.HTTP.Auth.Tokens) > 0 {
 		notes = append(notes, "http.auth.tokens are not used: http.auth.mode is none")
 	}
+	for _, key := range c.withoutEffect() {
+		notes = append(notes, key+" is set, but has no effect in this version")
+	}
 	return notes
 }
 
