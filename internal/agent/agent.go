@@ -62,11 +62,12 @@ type Config struct {
 	ToolMiddleware  []ToolMiddleware
 	AfterModel      []Hook
 
-	// Gate is asked before every model call and every tool start; an error ends
-	// the loop with it. Nil always allows.
+	// Gate is asked before every model call and every tool start, from several
+	// goroutines at once; an error stops the tools that run and ends the loop with
+	// it. Nil always allows.
 	Gate func() error
-	// OnMessage is told of every message that the loop appends, in order, with
-	// the usage so far. An error ends the loop with it. Nil ignores them.
+	// OnMessage is told of every answer and every result that the loop appends, in
+	// order, with the usage so far. An error ends the loop with it. Nil ignores them.
 	OnMessage func(ctx context.Context, msg model.Message, usage *contract.Usage, modelName string) error
 	// OnDelta is told of what streams in. Nil ignores it.
 	OnDelta func(model.Delta)
@@ -115,10 +116,17 @@ const nudge = "Your last reply was empty. Answer now, or call a tool."
 
 // Run drives the conversation to its end. It returns an error when ctx is done
 // (ctx's cause), when the gate or OnMessage refuses, or for a fault of ours; the
-// Result then holds what there was.
-func Run(ctx context.Context, cfg Config, messages []model.Message) (Result, error) {
+// Result then holds what there was. A panic is such a fault: the process has
+// other conversations. All tools have returned when Run does.
+func Run(ctx context.Context, cfg Config, messages []model.Message) (res Result, err error) {
 	l := newLoop(cfg, messages)
-	err := l.run(ctx)
+	defer func() {
+		if p := recover(); p != nil {
+			l.cfg.Log.Error().Interface("panic", p).Bytes("stack", debug.Stack()).Msg("the agent loop panicked")
+			res, err = l.result, fmt.Errorf("internal fault: %v", p)
+		}
+	}()
+	err = l.run(ctx)
 	return l.result, err
 }
 
@@ -155,12 +163,14 @@ func newLoop(cfg Config, messages []model.Message) *loop {
 	for i := len(cfg.ModelMiddleware) - 1; i >= 0; i-- {
 		l.generate = cfg.ModelMiddleware[i](l.generate)
 	}
-	l.invoke = wrapToolErrors(func(ctx context.Context, t tool.Tool, call tool.Call) (tool.Result, error) {
+	l.invoke = l.wrapToolErrors(func(ctx context.Context, t tool.Tool, call tool.Call) (tool.Result, error) {
 		return t.Call(ctx, call)
 	})
 	for i := len(cfg.ToolMiddleware) - 1; i >= 0; i-- {
 		l.invoke = cfg.ToolMiddleware[i](l.invoke)
 	}
+	// What middleware itself does wrong is no reason to lose the run either.
+	l.invoke = l.wrapToolErrors(l.invoke)
 	l.result.Messages = append([]model.Message(nil), messages...)
 	return l
 }
@@ -184,7 +194,7 @@ func (l *loop) run(ctx context.Context) error {
 			}
 			continue
 		}
-		if msg.Text == "" && !msg.ErrorFallback && l.nudges < maxNudges {
+		if strings.TrimSpace(msg.Text) == "" && !msg.ErrorFallback && l.nudges < maxNudges {
 			l.nudges++
 			l.result.Messages = append(l.result.Messages, model.Message{ID: l.messageID(), Role: model.RoleUser, Text: nudge})
 			continue
@@ -222,6 +232,13 @@ func (l *loop) ask(ctx context.Context) (model.Message, error) {
 	}
 	l.result.Turns++
 	resp, err := l.generate(ctx, model.Request{Messages: Repair(l.result.Messages), Tools: l.specs, Agent: l.cfg.Agent}, l.cfg.OnDelta)
+	// What was spent is told however the work ends.
+	l.result.Usage = l.result.Usage.Add(normalUsage(resp.Usage))
+	if resp.Model != "" {
+		l.result.ModelName = resp.Model
+	} else if l.result.ModelName == "" {
+		l.result.ModelName = l.cfg.Model.ModelName()
+	}
 	if ctx.Err() != nil {
 		return model.Message{}, context.Cause(ctx)
 	}
@@ -238,12 +255,6 @@ func (l *loop) ask(ctx context.Context) (model.Message, error) {
 	msg.Role = model.RoleAssistant
 	msg.ID = l.messageID()
 	msg.ToolCalls = l.uniqueCalls(msg.ToolCalls)
-	if resp.Model != "" {
-		l.result.ModelName = resp.Model
-	} else if l.result.ModelName == "" {
-		l.result.ModelName = l.cfg.Model.ModelName()
-	}
-	l.result.Usage = l.result.Usage.Add(normalUsage(resp.Usage))
 	for _, hook := range l.cfg.AfterModel {
 		msg = hook(ctx, msg)
 	}
@@ -281,6 +292,8 @@ func (l *loop) runSome(ctx context.Context, index int, msg model.Message, answer
 	results := make([]tool.Result, len(msg.ToolCalls))
 	ordinal := l.assistantOrdinal(index)
 	places := make(chan struct{}, l.cfg.MaxParallel)
+	work, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
 	var wg sync.WaitGroup
 	var turns tool.Turns
 	var files tool.FileOrder
@@ -288,30 +301,37 @@ func (l *loop) runSome(ctx context.Context, index int, msg model.Message, answer
 		if answered[call.ID] {
 			continue
 		}
-		if err := l.stopped(ctx); err != nil {
-			wg.Wait()
-			return err
-		}
-		ctx, end := ctx, func() {}
+		ctx, endTurn := work, func() {}
 		if _, ok := l.tools[call.Name].(tool.Sequenced); ok {
-			ctx, end = turns.Next(ctx)
+			ctx, endTurn = turns.Next(work)
 		}
-		wait := func(context.Context) error { return nil }
+		wait, endFiles := func(context.Context) error { return nil }, func() {}
 		if t, ok := l.tools[call.Name].(tool.OnFiles); ok {
-			wait, end = files.Next(t.Writes())
+			wait, endFiles = files.Next(t.Writes())
 		}
-		places <- struct{}{}
+		select {
+		case places <- struct{}{}:
+		case <-work.Done():
+			continue
+		}
 		wg.Go(func() {
 			defer func() { <-places }()
-			defer end()
-			if wait(ctx) == nil { // else ctx is done, and nothing is appended
-				results[i] = l.runTool(ctx, msg, call, ordinal, i)
+			defer endTurn()
+			defer endFiles()
+			if wait(ctx) != nil {
+				return // ctx is done, and nothing is appended
 			}
+			// Asked here and not before the wait, which may have been long.
+			if err := l.stopped(ctx); err != nil {
+				stop(err)
+				return
+			}
+			results[i] = l.runTool(ctx, msg, call, ordinal, i)
 		})
 	}
 	wg.Wait()
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
+	if work.Err() != nil {
+		return context.Cause(work)
 	}
 	for i, call := range msg.ToolCalls {
 		if answered[call.ID] {
@@ -358,7 +378,7 @@ func (l *loop) resolve(msg model.Message, call model.ToolCall) (tool.Tool, []byt
 	}
 	t, ok := l.tools[call.Name]
 	if !ok {
-		return nil, nil, fmt.Sprintf("There is no tool %q. Available tools: %s.", clip(call.Name, 80), strings.Join(l.toolNames(), ", "))
+		return nil, nil, fmt.Sprintf("There is no tool %q. Available tools: %s.", call.Name, strings.Join(l.toolNames(), ", "))
 	}
 	args, err := ParseArgs(call.Args)
 	if err != nil {
@@ -406,8 +426,8 @@ func (l *loop) assistantOrdinal(index int) int {
 }
 
 // uniqueCalls gives every call an id that no other call of the conversation has,
-// and a name: providers repeat and omit both, and refuse them when replayed
-// (F-006, F-100).
+// and a name that can be replayed: models repeat and omit ids, and write names
+// that providers refuse to take back (F-006, F-100).
 func (l *loop) uniqueCalls(calls []model.ToolCall) []model.ToolCall {
 	if len(calls) == 0 {
 		return nil
@@ -420,31 +440,45 @@ func (l *loop) uniqueCalls(calls []model.ToolCall) []model.ToolCall {
 	}
 	out := make([]model.ToolCall, len(calls))
 	for i, c := range calls {
-		if strings.TrimSpace(c.Name) == "" {
-			c.Name = "unnamed_tool"
-		}
-		if strings.TrimSpace(c.ID) == "" || used[c.ID] {
-			for n := i + 1; ; n++ {
-				if id := fmt.Sprintf("call_%d_%d", len(l.result.Messages), n); !used[id] {
-					c.ID = id
-					break
-				}
-			}
-		}
-		used[c.ID] = true
+		c.Name = l.callName(c.Name)
+		c.ID = freeID(c.ID, used, len(l.result.Messages), i)
 		out[i] = c
 	}
 	return out
 }
 
+// maxNameChars is the longest name of a tool that providers take.
+const maxNameChars = 64
+
+const unnamed = "unnamed_tool"
+
+// callName is the name of the tool that was meant, if there is one, or else a
+// name that providers take back.
+func (l *loop) callName(name string) string {
+	name = strings.TrimSpace(name)
+	if _, ok := l.tools[name]; ok {
+		return name
+	}
+	if name == "" {
+		return unnamed
+	}
+	r := []rune(name)
+	for i, c := range r[:min(len(r), maxNameChars)] {
+		if !(c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '_' || c == '-') {
+			r[i] = '_'
+		}
+	}
+	return string(r[:min(len(r), maxNameChars)])
+}
+
 // wrapToolErrors turns what goes wrong inside a tool into a result that the
 // model can read, so that the run continues (TOOL-07). What ends the work as a
 // whole passes through.
-func wrapToolErrors(next Invoke) Invoke {
+func (l *loop) wrapToolErrors(next Invoke) Invoke {
 	return func(ctx context.Context, t tool.Tool, call tool.Call) (res tool.Result, err error) {
 		defer func() {
 			if p := recover(); p != nil {
-				zerolog.Ctx(ctx).Error().Str("tool", t.Spec().Name).Interface("panic", p).Bytes("stack", debug.Stack()).Msg("a tool panicked")
+				l.cfg.Log.Error().Str("tool", t.Spec().Name).Interface("panic", p).Bytes("stack", debug.Stack()).Msg("a tool panicked")
 				res, err = toolError(t, fmt.Errorf("internal fault: %v", p)), nil
 			}
 		}()
@@ -478,7 +512,7 @@ func normalUsage(u *contract.Usage) *contract.Usage {
 		return nil
 	}
 	v := *u
-	v.InputTokens, v.OutputTokens = max(v.InputTokens, 0), max(v.OutputTokens, 0)
+	v.InputTokens, v.OutputTokens, v.CacheReadTokens = max(v.InputTokens, 0), max(v.OutputTokens, 0), max(v.CacheReadTokens, 0)
 	v.TotalTokens = max(v.TotalTokens, v.InputTokens+v.OutputTokens)
 	return &v
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/herdgate/herdgate/internal/model"
 	"github.com/herdgate/herdgate/pkg/contract"
@@ -12,44 +13,62 @@ import (
 
 const lostResult = "No result: the call was interrupted, and it is not known whether it had an effect. Check before you repeat it."
 
-// Repair returns a conversation that a strict provider accepts: every call of an
-// assistant message is answered once, directly after it; results without a call
-// are left out; arguments are JSON objects. The input is not changed.
+// Repair returns a conversation that a strict provider accepts: every call has a
+// name and an id of its own and is answered once, directly after its message;
+// results without a call are left out; arguments are JSON objects. The input is
+// not changed, and what is in order already is returned as it is.
 func Repair(messages []model.Message) []model.Message {
 	out := make([]model.Message, 0, len(messages))
-	for i := 0; i < len(messages); i++ {
-		m := messages[i]
+	used := map[string]bool{}
+	for i, m := range messages {
 		if m.Role == model.RoleTool {
 			continue // taken along with its call, or without one
 		}
-		if len(m.ToolCalls) == 0 {
+		if m.Role != model.RoleAssistant || len(m.ToolCalls) == 0 {
+			m.ToolCalls = nil
 			out = append(out, m)
 			continue
 		}
-		m.ToolCalls = replayable(m.ToolCalls)
-		out = append(out, m)
-		results := map[string]model.Message{}
+		results := map[string][]model.Message{}
 		for j := i + 1; j < len(messages) && messages[j].Role == model.RoleTool; j++ {
-			if _, dup := results[messages[j].ToolCallID]; !dup {
-				results[messages[j].ToolCallID] = messages[j]
-			}
+			results[messages[j].ToolCallID] = append(results[messages[j].ToolCallID], messages[j])
 		}
-		for _, c := range m.ToolCalls {
-			r, ok := results[c.ID]
-			if !ok {
-				r = model.Message{Role: model.RoleTool, ToolCallID: c.ID, ToolName: c.Name, Text: lostResult, IsError: true}
+		m.ToolCalls = replayable(m.ToolCalls)
+		answers := make([]model.Message, len(m.ToolCalls))
+		for k := range m.ToolCalls {
+			c := &m.ToolCalls[k]
+			answers[k] = model.Message{Role: model.RoleTool, ToolName: c.Name, Text: lostResult, IsError: true}
+			if rs := results[c.ID]; len(rs) > 0 {
+				answers[k], results[c.ID] = rs[0], rs[1:]
 			}
-			out = append(out, r)
+			c.ID = freeID(c.ID, used, len(out), k)
+			answers[k].ToolCallID = c.ID
 		}
+		out = append(append(out, m), answers...)
 	}
 	return out
 }
 
-// replayable replaces arguments that no provider would take back. The model has
-// read what was wrong with them in the result.
+// freeID returns id, or one that is not used yet, and marks it as used.
+func freeID(id string, used map[string]bool, message, position int) string {
+	if strings.TrimSpace(id) == "" {
+		id = ""
+	}
+	for n := position + 1; id == "" || used[id]; n++ {
+		id = fmt.Sprintf("call_%d_%d", message, n)
+	}
+	used[id] = true
+	return id
+}
+
+// replayable replaces names and arguments that no provider would take back. The
+// model has read what was wrong with them in the result.
 func replayable(calls []model.ToolCall) []model.ToolCall {
 	out := make([]model.ToolCall, len(calls))
 	for i, c := range calls {
+		if strings.TrimSpace(c.Name) == "" {
+			c.Name = unnamed
+		}
 		if args, err := ParseArgs(c.Args); err != nil {
 			c.Args = "{}"
 		} else {

@@ -72,7 +72,12 @@ type watchError struct{ err error }
 func (e watchError) Error() string { return e.err.Error() }
 
 func (c *Conn) watchOnce(ctx context.Context, w Watch, onStart func(uint64), next uint64, fn func(Message, uint64) error) error {
-	cfg := jetstream.OrderedConsumerConfig{FilterSubjects: w.Subjects, DeliverPolicy: jetstream.DeliverAllPolicy, InactiveThreshold: time.Minute, HeadersOnly: w.HeadersOnly}
+	cfg := jetstream.OrderedConsumerConfig{
+		FilterSubjects: w.Subjects, DeliverPolicy: jetstream.DeliverAllPolicy, InactiveThreshold: time.Minute, HeadersOnly: w.HeadersOnly,
+		// By itself the library tries for ever, with pauses of up to 10 s, and never
+		// tells that the stream is gone.
+		MaxResetAttempts: 1,
+	}
 	switch {
 	case next > 0:
 		cfg.DeliverPolicy, cfg.OptStartSeq = jetstream.DeliverByStartSequencePolicy, next

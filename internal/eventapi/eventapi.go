@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -46,7 +47,8 @@ type ListRequest struct {
 	ThreadID contract.ThreadID `json:"thread_id,omitempty"`
 	RunID    contract.RunID    `json:"run_id,omitempty"`
 	TaskID   contract.TaskID   `json:"task_id,omitempty"`
-	// Types are stored types, such as subagent.end.
+	// Types are stored types, such as subagent.end. A request may call them type
+	// as well, as in the HTTP interface.
 	Types []string `json:"types,omitempty"`
 	// AfterSeq is exclusive.
 	AfterSeq uint64 `json:"after_seq,omitempty"`
@@ -126,6 +128,30 @@ func (e *Error) Error() string { return "event store: " + e.Code + ": " + e.Mess
 // read at the moment.
 var ErrUnavailable = errors.New("event store is unavailable")
 
+// typeFilter is the filter of the HTTP interface, type: one stored type, several
+// joined by commas, or a list. Here it may be used in place of types.
+type typeFilter []string
+
+func (f *typeFilter) UnmarshalJSON(b []byte) error {
+	var list []string
+	if len(b) > 0 && b[0] == '"' {
+		list = []string{""}
+		if err := json.Unmarshal(b, &list[0]); err != nil {
+			return err
+		}
+	} else if err := json.Unmarshal(b, &list); err != nil {
+		return err
+	}
+	for _, joined := range list {
+		for t := range strings.SplitSeq(joined, ",") {
+			if t = strings.TrimSpace(t); t != "" {
+				*f = append(*f, t)
+			}
+		}
+	}
+	return nil
+}
+
 // DecodeRequest reads and validates a request. Unknown fields are ignored.
 func DecodeRequest(b []byte) (ListRequest, error) {
 	var r ListRequest
@@ -136,9 +162,14 @@ func DecodeRequest(b []byte) (ListRequest, error) {
 		return r, err
 	}
 	if len(b) > 0 {
-		if err := json.Unmarshal(b, &r); err != nil {
+		in := struct {
+			*ListRequest
+			Type typeFilter `json:"type"`
+		}{ListRequest: &r}
+		if err := json.Unmarshal(b, &in); err != nil {
 			return r, fmt.Errorf("request is not the JSON that events.list takes: %w", err)
 		}
+		r.Types = append(r.Types, in.Type...)
 	}
 	if err := r.Validate(); err != nil {
 		return r, err

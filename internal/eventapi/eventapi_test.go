@@ -2,6 +2,7 @@ package eventapi
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -49,6 +50,34 @@ func TestDecodeRequest(t *testing.T) {
 	var e *Error
 	if _, err := List(t.Context(), nil, ListRequest{Limit: -1}); !errors.As(err, &e) || e.Code != CodeInvalid {
 		t.Errorf("List with a bad limit = %v, want invalid_request before anything is sent", err)
+	}
+}
+
+// The filter has the name of the HTTP interface as well: a filter that is
+// ignored in silence would answer with everything.
+func TestDecodeRequestTypes(t *testing.T) {
+	t.Parallel()
+	for body, want := range map[string][]string{
+		`{"types":["a","b"]}`:              {"a", "b"},
+		`{"type":"a"}`:                     {"a"},
+		`{"type":"a, b,"}`:                 {"a", "b"},
+		`{"type":["a","b"]}`:               {"a", "b"},
+		`{"type":"b","types":["a"]}`:       {"a", "b"},
+		`{"type":"","types":null}`:         nil,
+		`{"type":null,"run_id":"r_1"}`:     nil,
+		`{"type":[],"task_id":"t_1"}`:      nil,
+		`{"type":"a\u002cb"}`:              {"a", "b"},
+		`{"tenant":"acme","type":[" a "]}`: {"a"},
+	} {
+		r, err := DecodeRequest([]byte(body))
+		if err != nil || !slices.Equal(r.Types, want) {
+			t.Errorf("DecodeRequest(%s) has the types %q, %v; want %q", body, r.Types, err, want)
+		}
+	}
+	for _, body := range []string{`{"type":1}`, `{"type":{}}`, `{"type":[1]}`, `{"type":["` + strings.Repeat(`a,`, MaxTypes+1) + `"]}`} {
+		if _, err := DecodeRequest([]byte(body)); err == nil || !strings.Contains(err.Error(), "type") {
+			t.Errorf("DecodeRequest(%.40s) = %v, want an error that names the type", body, err)
+		}
 	}
 }
 

@@ -55,6 +55,9 @@ func Log(log zerolog.Logger) Option { return func(c *natsd.Config) { c.Log = log
 // Tune changes options of nats-server, such as users with permissions.
 func Tune(f func(*server.Options)) Option { return func(c *natsd.Config) { c.Tune = f } }
 
+// MaxPayload bounds messages to n bytes.
+func MaxPayload(n int32) Option { return Tune(func(o *server.Options) { o.MaxPayload = n }) }
+
 // Start runs an empty server until the test ends.
 func Start(t testing.TB, opts ...Option) *Server {
 	t.Helper()

@@ -53,6 +53,18 @@ type Env struct {
 	EventMaxBytes int64
 	// OnHTTP, when set, is told where the HTTP API listens, once it does.
 	OnHTTP func(addr string)
+
+	lines *zerolog.Logger // Log before it got the name of a service
+}
+
+// LogOf is the log of one service of the process. It names the service once:
+// a line with two fields of one name is read differently by every reader.
+func (e *Env) LogOf(service string) zerolog.Logger {
+	log := e.Log
+	if e.lines != nil {
+		log = *e.lines
+	}
+	return log.With().Str("service", service).Logger()
 }
 
 // ContextFinder returns the servers and options of a named context.
@@ -98,10 +110,11 @@ func NewEnv(service string, o Options) (*Env, error) {
 	if w == nil {
 		w = os.Stderr
 	}
-	log, err := telemetry.NewLogger(w, service, o.LogLevel, LogFormat(o.LogFormat, w))
+	lines, err := telemetry.NewLogger(w, "", o.LogLevel, LogFormat(o.LogFormat, w))
 	if err != nil {
 		return nil, err
 	}
+	log := lines.With().Str("service", service).Logger()
 	dir := ""
 	if !o.NoDataDir {
 		if dir, err = DataDir(o.DataDir); err != nil {
@@ -118,7 +131,7 @@ func NewEnv(service string, o Options) (*Env, error) {
 	for _, note := range cfg.Notes() {
 		log.Warn().Msg("config: " + note)
 	}
-	return &Env{Config: cfg, DataDir: dir, Name: name, Log: log, Metrics: telemetry.NewMetrics(service, Version), Contexts: o.Contexts}, nil
+	return &Env{Config: cfg, DataDir: dir, Name: name, Log: log, Metrics: telemetry.NewMetrics(service, Version), Contexts: o.Contexts, lines: &lines}, nil
 }
 
 // LogFormat is the format of log lines on w: the one that was asked for, or
@@ -173,13 +186,15 @@ type Service struct {
 	Bus *bus.Conn
 	Log zerolog.Logger
 	Tel *telemetry.Telemetry
+
+	check string // the name of the readiness check of the connection
 }
 
 // Open connects a service to NATS and waits until the assets that it needs are
 // there and safe to use, as long as ctx goes on; readiness says what is missing.
 // Without names of streams it waits for none.
 func (e *Env) Open(ctx context.Context, service string, streams func(contract.Names) []string) (*Service, error) {
-	log := e.Log.With().Str("service", service).Str("instance", e.Name).Logger()
+	log := e.LogOf(service).With().Str("instance", e.Name).Logger()
 	tel, err := telemetry.Start(ctx, telemetry.Config{
 		Service: "herdgate-" + service, Version: Version, Instance: e.Name, OTLPEndpoint: string(e.Config.Telemetry.OTLPEndpoint),
 		SampleRatio: e.Config.Telemetry.SampleRatio, Exporter: e.Exporter, Log: log,
@@ -187,17 +202,30 @@ func (e *Env) Open(ctx context.Context, service string, streams func(contract.Na
 	if err != nil {
 		return nil, err
 	}
-	s := &Service{Env: e, Log: log, Tel: tel}
 	check := service + ": nats"
-	e.Metrics.Probes.Set(check, errors.New("connecting"))
+	s := &Service{Env: e, Log: log, Tel: tel, check: check}
+	e.Metrics.Probes.Set(check, errors.New("connecting to NATS"))
 	if s.Bus, err = e.connect(ctx, service, log); err != nil {
 		return nil, errors.Join(err, tel.Shutdown())
 	}
 	if streams != nil {
-		if err := s.waitForAssets(ctx, check, streams(s.Bus.Names)); err != nil {
+		assets, err := e.Assets()
+		if err == nil {
+			assets = assets.Only(streams(s.Bus.Names)...)
+			err = s.waitForAssets(ctx, check, assets)
+		}
+		if err != nil {
 			s.Close()
 			return nil, err
 		}
+		// A connection that stands proves little: the server may be frozen, have
+		// switched JetStream off after a disk fault, or have lost its streams.
+		e.Metrics.Probes.Ask(check, func(ctx context.Context) error {
+			if _, err := provision.Verify(ctx, s.Bus.NC, assets); err != nil {
+				return fmt.Errorf("JetStream cannot be used: %w", err)
+			}
+			return nil
+		})
 	}
 	e.Metrics.Probes.Set(check, nil)
 	s.watchConnection(check)
@@ -209,6 +237,7 @@ func (s *Service) Ready(check string, err error) { s.Metrics.Probes.Set(check, e
 
 // Close flushes traces and closes the connection.
 func (s *Service) Close() {
+	s.Metrics.Probes.Ask(s.check, nil)
 	if s.Bus != nil {
 		s.Bus.Close()
 	}
@@ -221,18 +250,20 @@ func (s *Service) Close() {
 // the connection is closed for good.
 func (s *Service) watchConnection(check string) {
 	nc, probes := s.Bus.NC, s.Metrics.Probes
-	nc.SetDisconnectErrHandler(func(_ *nats.Conn, err error) {
+	// The bus has handlers of its own, which log, and let go of whoever waits for
+	// an answer on the lost connection. There is room for one, so they are called
+	// from here.
+	lost, back := nc.DisconnectErrHandler(), nc.ReconnectHandler()
+	nc.SetDisconnectErrHandler(func(nc *nats.Conn, err error) {
+		lost(nc, err)
 		if err == nil {
 			err = errors.New("disconnected")
 		}
 		probes.Set(check, fmt.Errorf("not connected to NATS: %w", err))
-		if !nc.IsClosed() {
-			s.Log.Warn().Err(err).Msg("nats: disconnected")
-		}
 	})
 	nc.SetReconnectHandler(func(nc *nats.Conn) {
+		back(nc)
 		probes.Set(check, nil)
-		s.Log.Info().Str("url", nc.ConnectedUrlRedacted()).Msg("nats: connected again")
 	})
 }
 
@@ -297,13 +328,8 @@ func (e *Env) Assets() (provision.Assets, error) {
 	}), nil
 }
 
-func (s *Service) waitForAssets(ctx context.Context, check string, streams []string) error {
-	assets, err := s.Assets()
-	if err != nil {
-		return err
-	}
-	assets = assets.Only(streams...)
-	told := ""
+func (s *Service) waitForAssets(ctx context.Context, check string, assets provision.Assets) error {
+	told, pause := "", 50*time.Millisecond
 	for {
 		try, cancel := context.WithTimeout(ctx, 10*time.Second)
 		warnings, err := provision.Verify(try, s.Bus.NC, assets)
@@ -325,7 +351,8 @@ func (s *Service) waitForAssets(ctx context.Context, check string, streams []str
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-time.After(time.Second):
+		case <-time.After(pause):
+			pause = min(2*pause, time.Second)
 		}
 	}
 }

@@ -31,11 +31,14 @@ const (
 	// SinkMaxAckPending is how many events the sink may hold unacknowledged.
 	SinkMaxAckPending = 5000
 
-	headerRoom      = 8 << 10 // trace context, message id, expectations
-	maxGrants       = 100_000
-	deadMaxAge      = 30 * 24 * time.Hour
-	deadMaxBytes    = 256 << 20
-	advisoryMaxAge  = 7 * 24 * time.Hour
+	headerRoom     = 8 << 10 // trace context, message id, expectations
+	maxGrants      = 100_000
+	deadMaxAge     = 30 * 24 * time.Hour
+	deadMaxBytes   = 256 << 20
+	advisoryMaxAge = 7 * 24 * time.Hour
+	// A blob is found through its task's record alone, which is kept for a day
+	// after the task's end.
+	blobMaxAge      = 7 * 24 * time.Hour
 	advisoryMaxByte = 64 << 20
 )
 
@@ -163,6 +166,7 @@ func Desired(cfg Config) Assets {
 	blobs := stream(cfg, ObjectStream(n.BlobStore()), "$O."+n.BlobStore()+".C.>", "$O."+n.BlobStore()+".M.>")
 	blobs.Description = "Payloads and results that are too large for a message."
 	blobs.Discard = api.DiscardNew
+	blobs.MaxAge = blobMaxAge
 	blobs.RollupAllowed = true
 
 	streams := []api.StreamConfig{

@@ -675,3 +675,14 @@ func TestWriteDiff(t *testing.T) {
 		t.Errorf("diff of nothing = %q, %v", b.String(), err)
 	}
 }
+
+// RESULT-03: whatever is stored goes again some day; a blob outlives the record
+// that points to it.
+func TestNothingIsKeptForEver(t *testing.T) {
+	t.Parallel()
+	for _, s := range provision.Desired(provision.Config{}).Streams {
+		if strings.HasPrefix(s.Name, "OBJ_") && (s.MaxAge < 2*24*time.Hour || s.MaxAge > 30*24*time.Hour) {
+			t.Errorf("%s keeps its blobs for %v", s.Name, s.MaxAge)
+		}
+	}
+}

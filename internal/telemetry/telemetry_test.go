@@ -16,6 +16,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -526,6 +527,49 @@ func TestReadiness(t *testing.T) {
 	if code, _, _ = get(t, h, "GET", "/readyz"); code != 200 {
 		t.Errorf("after Remove: %d, want 200", code)
 	}
+}
+
+// F-184: what is idle finds its faults only when somebody looks. A known fault
+// needs no look, and many who ask at once make one.
+func TestReadinessLooksWhenAsked(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		m := NewMetrics("lead", "1.2", "nats")
+		h := m.Handler()
+		var looks int
+		var fault error
+		m.Probes.Ask("nats", func(ctx context.Context) error {
+			if _, bounded := ctx.Deadline(); !bounded {
+				t.Error("a look has no time limit")
+			}
+			looks++
+			return fault
+		})
+		ready := func(want int, text string) {
+			t.Helper()
+			if code, body, _ := get(t, h, "GET", "/readyz"); code != want || !strings.Contains(body, text) {
+				t.Errorf("/readyz = %d %s, want %d and %q", code, body, want, text)
+			}
+		}
+		ready(503, "not checked yet")
+		if looks != 0 {
+			t.Errorf("%d looks at what is known to be bad, want none", looks)
+		}
+		m.Probes.Set("nats", nil)
+		fault = errors.New("frozen")
+		ready(503, `"nats":"frozen"`)
+		ready(503, `"nats":"frozen"`)
+		if looks != 1 {
+			t.Errorf("%d looks at one moment, want 1", looks)
+		}
+		time.Sleep(checkFresh) // of the bubble's clock
+		fault = nil
+		ready(200, `"nats":"ok"`)
+		time.Sleep(checkFresh)
+		fault = errors.New("frozen")
+		m.Probes.Ask("nats", nil)
+		ready(200, `"nats":"ok"`)
+	})
 }
 
 func TestMetrics(t *testing.T) {

@@ -18,20 +18,20 @@ type Sequenced interface {
 type turnKey struct{}
 
 type turn struct {
-	before <-chan struct{}
+	before *turn
 	done   chan struct{}
 	once   sync.Once
 }
 
 // Turns gives the sequenced calls of one answer their turns. The zero value is
 // ready; it is used by one goroutine.
-type Turns struct{ last <-chan struct{} }
+type Turns struct{ last *turn }
 
 // Next returns the context of the next sequenced call. The caller must call end
 // when that call has returned.
 func (t *Turns) Next(ctx context.Context) (_ context.Context, end func()) {
 	mine := &turn{before: t.last, done: make(chan struct{})}
-	t.last = mine.done
+	t.last = mine
 	ctx = context.WithValue(ctx, turnKey{}, mine)
 	return ctx, func() { EndTurn(ctx) }
 }
@@ -41,15 +41,19 @@ func (t *Turns) Next(ctx context.Context) (_ context.Context, end func()) {
 // waits.
 func AwaitTurn(ctx context.Context) error {
 	t, ok := ctx.Value(turnKey{}).(*turn)
-	if !ok || t.before == nil {
+	if !ok {
 		return nil
 	}
-	select {
-	case <-t.before:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
+	// All of them, not only the one before: a call that fails at once, its
+	// arguments being no JSON, is over before those ahead of it have begun.
+	for b := t.before; b != nil; b = b.before {
+		select {
+		case <-b.done:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
 	}
+	return nil
 }
 
 // EndTurn tells that this call has begun, so that the next one may.

@@ -3,6 +3,7 @@ package contract
 import (
 	"crypto/sha256"
 	"encoding/base32"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"strconv"
@@ -35,6 +36,15 @@ type (
 	// Pool names a group of executors that share grants.
 	Pool string
 )
+
+// MarshalJSON writes an id that is not there as null: an event of a run belongs
+// to no task, and neither does an empty name.
+func (id TaskID) MarshalJSON() ([]byte, error) {
+	if id == "" {
+		return []byte("null"), nil
+	}
+	return json.Marshal(string(id))
+}
 
 const (
 	// DefaultTenant is the tenant of a deployment without authentication.

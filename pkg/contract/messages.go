@@ -388,7 +388,7 @@ type EventRecord struct {
 	Tenant    Tenant          `json:"tenant"`
 	ThreadID  ThreadID        `json:"thread_id"`
 	RunID     RunID           `json:"run_id"`
-	TaskID    TaskID          `json:"task_id,omitempty"`
+	TaskID    TaskID          `json:"task_id"`    // null in events of a run
 	EventType string          `json:"event_type"` // at most 32 characters
 	Category  string          `json:"category"`   // "subagent" or "run"
 	Content   json.RawMessage `json:"content"`

@@ -1,6 +1,7 @@
 package contract
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -477,5 +478,23 @@ func TestUsageAdd(t *testing.T) {
 	}
 	if got := a.Add(&Usage{10, 20, 30, 0}); *got != (Usage{11, 22, 33, 1}) || *a != (Usage{1, 2, 3, 1}) {
 		t.Errorf("sum = %v", got)
+	}
+}
+
+// A record of a run's own event has every key that a record has; task_id is
+// null, and comes back as no id.
+func TestRecordWithoutTask(t *testing.T) {
+	t.Parallel()
+	b, err := json.Marshal(EventRecord{Seq: 1, RunID: "r_1", EventType: RecordRunStarted, Content: json.RawMessage(`{}`), Metadata: json.RawMessage(`{}`)})
+	if err != nil || !bytes.Contains(b, []byte(`"task_id":null,`)) {
+		t.Fatalf("a record of a run is %s, %v; want task_id null", b, err)
+	}
+	var back EventRecord
+	if err := json.Unmarshal(b, &back); err != nil || back.TaskID != "" || back.RunID != "r_1" {
+		t.Errorf("it comes back as %+v, %v", back, err)
+	}
+	b, err = json.Marshal(EventRecord{TaskID: "t_1", Content: json.RawMessage(`{}`), Metadata: json.RawMessage(`{}`)})
+	if err != nil || !bytes.Contains(b, []byte(`"task_id":"t_1",`)) {
+		t.Errorf("a record of a task is %s, %v", b, err)
 	}
 }

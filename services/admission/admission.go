@@ -182,11 +182,10 @@ func (s *Service) Run(ctx context.Context) error {
 			continue
 		}
 		s.log.Info().Uint64("epoch", won.rev).Msg("leading the gate")
-		s.metrics.leader.Set(1)
 		s.metrics.takeovers.Inc()
 		began := s.now()
 		err = s.reign(ctx, won)
-		s.metrics.leader.Set(0)
+		s.metrics.observe(nil)
 		if ctx.Err() != nil {
 			break
 		}

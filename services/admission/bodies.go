@@ -2,6 +2,7 @@ package admission
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"sync"
 	"time"
@@ -58,8 +59,33 @@ func readBody(names contract.Names, m bus.Message) (body, error) {
 		b.invalid = fmt.Errorf("%w: task request: tenant %q and task %q of the body differ from the subject's %q and %q",
 			contract.ErrInvalidMessage, b.req.Tenant, b.req.TaskID, tenant, id)
 	}
+	if b.invalid == nil {
+		b.invalid = b.grantable()
+	}
 	return b, nil
 }
+
+// grantable says why a valid request could never be run: its grant would reach
+// nobody and hold a slot for ever.
+func (b body) grantable() error {
+	if p := b.req.Pool; p != "" && p != contract.DefaultPool {
+		return fmt.Errorf("%w: task request: pool is %q; the executors of this gate serve %q", contract.ErrInvalidMessage, p, contract.DefaultPool)
+	}
+	// A grant holds what was read, written anew: text that came in another
+	// encoding may grow, and parts of it stand in the record as well.
+	data, err := json.Marshal(contract.Grant{TaskID: b.id, Record: b.fill(contract.TaskRecord{}), Request: b.req})
+	if err != nil {
+		return fmt.Errorf("%w: task request: %w", contract.ErrInvalidMessage, err)
+	}
+	if limit := contract.MaxGrantBytes - frameRoom; len(data) > limit {
+		return fmt.Errorf("%w: task request: its grant would have %d bytes; want at most %d", contract.ErrInvalidMessage, len(data), limit)
+	}
+	return nil
+}
+
+// frameRoom is what a grant needs besides the request's own fields: numbers,
+// times and the name of the writer.
+const frameRoom = 2 << 10
 
 // bodies reads requests by sequence and keeps the newest in memory, bounded:
 // what waits long is read again when its turn comes.

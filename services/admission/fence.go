@@ -26,6 +26,10 @@ type fence struct {
 	trusted time.Time // until then nobody else can have won the key
 	writes  chan gate.FirstWrite
 	tell    func(context.Context, gate.Event)
+	// inherited is the last request that an earlier leader may have written a
+	// record for; look tells the gate of a message of the task bucket.
+	inherited uint64
+	look      func(contract.KeyKind, contract.TaskID, bus.Message) gate.Event
 	requests
 }
 
@@ -55,7 +59,7 @@ func (f *fence) run(ctx context.Context) error {
 				return err
 			}
 			// Writes must not starve the renewal.
-			if time.Until(f.trusted) < f.s.cfg.LeaderTTL/2 {
+			if f.trusted.Sub(f.s.now()) < f.s.cfg.LeaderTTL/2 {
 				if err := f.renew(ctx); err != nil {
 					return err
 				}
@@ -71,22 +75,19 @@ func (f *fence) renew(ctx context.Context) error {
 		sent := f.s.now()
 		ack, err := f.s.bus.Publish(ctx, f.s.leaderWrite(writer, f.rev))
 		switch {
-		case ctx.Err() != nil:
-			return nil
 		case err == nil:
 			f.won(ack.Seq, sent)
 			return nil
+		case ctx.Err() != nil:
+			return nil
 		case errors.Is(err, bus.ErrConflict):
-			last, rerr := f.s.bus.Last(ctx, f.s.bus.TaskStream(), f.s.bus.KV(contract.LeaderKey))
-			if rerr == nil {
-				v, derr := contract.Decode[contract.Leader](last.Data)
-				if last.Deleted() || derr != nil || v.Holder != f.s.writer.ID() {
-					f.s.metrics.fenced.Inc()
-					return errDeposed
-				}
-				// An earlier try of ours landed although we never heard of it. The
-				// clock counts from the send that we know of.
-				f.rev = last.Seq
+			// An earlier try of ours may have landed although we never heard of it. The
+			// clock counts from the send that we know of.
+			if rev, ours, rerr := f.held(ctx); rerr == nil && !ours {
+				f.s.metrics.fenced.Inc()
+				return errDeposed
+			} else if rerr == nil {
+				f.rev = rev
 			}
 		}
 		if !f.s.now().Before(f.trusted) {
@@ -98,6 +99,16 @@ func (f *fence) renew(ctx context.Context) error {
 		case <-time.After(50 * time.Millisecond):
 		}
 	}
+}
+
+// held reads the revision of the leader key and whether it is ours.
+func (f *fence) held(ctx context.Context) (rev uint64, ours bool, err error) {
+	last, err := f.s.bus.Last(ctx, f.s.bus.TaskStream(), f.s.bus.KV(contract.LeaderKey))
+	if err != nil {
+		return 0, false, err
+	}
+	v, err := contract.Decode[contract.Leader](last.Data)
+	return last.Seq, err == nil && !last.Deleted() && v.Holder == f.s.writer.ID(), nil
 }
 
 func (f *fence) won(rev uint64, sent time.Time) {
@@ -119,6 +130,12 @@ func (f *fence) write(ctx context.Context, w gate.FirstWrite) error {
 	if err != nil {
 		return f.retryLater(ctx, w, err)
 	}
+	if w.RequestSeq <= f.inherited {
+		taken, err := f.taken(ctx, w)
+		if taken || err != nil {
+			return err
+		}
+	}
 	rec := b.fill(w.Record)
 	rec.Epoch, rec.Writer = f.rev, f.s.writer.Next()
 	if rec.GrantedAt != nil {
@@ -131,10 +148,10 @@ func (f *fence) write(ctx context.Context, w gate.FirstWrite) error {
 	key := f.s.bus.KV(contract.TaskKey(rec.TaskID))
 	ack, err := f.s.bus.Publish(ctx, bus.Write{Subject: key, Data: data, Expect: bus.Seq(f.rev), ExpectSubject: f.s.bus.KV(contract.LeaderKey)})
 	switch {
-	case ctx.Err() != nil:
-		return nil
 	case err == nil:
 		f.tell(ctx, gate.FirstWritten{TaskID: rec.TaskID, Outcome: gate.Stored, Revision: ack.Seq, Record: rec})
+		return nil
+	case ctx.Err() != nil:
 		return nil
 	case errors.Is(err, bus.ErrConflict) && !bus.Racing(err):
 		f.s.metrics.fenced.Inc()
@@ -143,6 +160,27 @@ func (f *fence) write(ctx context.Context, w gate.FirstWrite) error {
 		return f.settle(ctx, rec, key)
 	}
 	return fmt.Errorf("first write of task %s: %w", rec.TaskID, err)
+}
+
+// taken looks for a record of a task that an earlier leader may have granted or
+// ended. The write that follows expects nothing of the record, and would go over an
+// end without complaint; but what is absent now stays so until we write, because
+// first writes of earlier leaders are refused since our key was written. The view
+// says the same; it alone is not trusted with this.
+func (f *fence) taken(ctx context.Context, w gate.FirstWrite) (bool, error) {
+	last, err := f.s.bus.Last(ctx, f.s.bus.TaskStream(), f.s.bus.KV(contract.TaskKey(w.TaskID)))
+	switch {
+	case ctx.Err() != nil:
+		return true, nil
+	case errors.Is(err, bus.ErrNotFound):
+		return false, nil
+	case err != nil:
+		return true, f.retryLater(ctx, w, err)
+	}
+	f.s.log.Error().Str("task_id", string(w.TaskID)).Uint64("revision", last.Seq).Msg("a task that counted as never granted has a record; taking that over")
+	f.tell(ctx, gate.FirstWritten{TaskID: w.TaskID, Outcome: gate.Refused})
+	f.tell(ctx, f.look(contract.KeyTask, w.TaskID, last))
+	return true, nil
 }
 
 // settle finds out whether a write in doubt landed. The write may still be under
@@ -192,14 +230,26 @@ func (f *fence) retryLater(ctx context.Context, w gate.FirstWrite, err error) er
 func (f *fence) abdicate() {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 	defer cancel()
-	_, err := f.s.bus.Publish(ctx, bus.Write{
-		Subject: f.s.bus.KV(contract.LeaderKey), Header: nats.Header{"KV-Operation": {"DEL"}}, Expect: bus.Seq(f.rev),
-	})
+	err := f.deleteKey(ctx)
+	if errors.Is(err, bus.ErrConflict) {
+		// The renewal that our stop cut short has landed.
+		if rev, ours, rerr := f.held(ctx); rerr == nil && ours {
+			f.rev = rev
+			err = f.deleteKey(ctx)
+		}
+	}
 	if err != nil {
 		f.s.log.Warn().Err(err).Msg("the leader key could not be handed back; a standby takes over when it expires")
 		return
 	}
 	f.s.log.Info().Msg("handed the gate back")
+}
+
+func (f *fence) deleteKey(ctx context.Context) error {
+	_, err := f.s.bus.Publish(ctx, bus.Write{
+		Subject: f.s.bus.KV(contract.LeaderKey), Header: nats.Header{"KV-Operation": {"DEL"}}, Expect: bus.Seq(f.rev),
+	})
+	return err
 }
 
 func ptr[T any](v T) *T { return &v }

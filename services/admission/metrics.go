@@ -1,8 +1,6 @@
 package admission
 
 import (
-	"time"
-
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/herdgate/herdgate/services/admission/gate"
@@ -12,7 +10,6 @@ type metrics struct {
 	leader, running, queued               prometheus.Gauge
 	grants, lost, fenced, takeovers, dead prometheus.Counter
 	grantSeconds                          prometheus.Histogram
-	lastObserved                          time.Time
 }
 
 func newMetrics(reg prometheus.Registerer) *metrics {
@@ -42,13 +39,14 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 	return m
 }
 
-// observe sets the gauges, at most every 100 ms: it is called after each event.
-func (m *metrics) observe(g *gate.Gate, now time.Time) {
-	if now.Sub(m.lastObserved) < 100*time.Millisecond {
-		return
+// observe sets the gauges to what the leader's gate holds; nil is a standby.
+func (m *metrics) observe(g *gate.Gate) {
+	leader, running, queued := 0, 0, 0
+	if g != nil {
+		leader = 1
+		running, queued = g.Counts()
 	}
-	m.lastObserved = now
-	running, queued := g.Counts()
+	m.leader.Set(float64(leader))
 	m.running.Set(float64(running))
 	m.queued.Set(float64(queued))
 }

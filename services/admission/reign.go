@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"strings"
 	"sync"
 	"time"
@@ -29,6 +30,7 @@ type reign struct {
 	offset time.Duration
 	gate   *gate.Gate
 	bodies *bodies
+	dead   chan letter
 	events chan gate.Event
 	status chan statusCall
 	// What the gate has asked for and nobody has taken yet. Grants have a queue and
@@ -36,6 +38,12 @@ type reign struct {
 	fenceQ []gate.FirstWrite
 	grantQ []gate.Action
 	workQ  []gate.Action
+}
+
+// letter is a message of the request stream that nobody can use.
+type letter struct {
+	m      bus.Message
+	reason error
 }
 
 type statusCall struct {
@@ -46,13 +54,19 @@ type statusCall struct {
 func (s *Service) reign(ctx context.Context, won crown) error {
 	r := &reign{
 		s: s, epoch: won.rev, offset: won.offset, bodies: newBodies(s.bus),
-		events: make(chan gate.Event, 1024), status: make(chan statusCall),
+		events: make(chan gate.Event, 1024), dead: make(chan letter, 64), status: make(chan statusCall),
 		gate: gate.New(gate.Config{
 			MaxRunning: s.cfg.MaxRunning, LeaseTTL: s.cfg.LeaseTTL, RetryLost: s.cfg.RetryLost, MaxAttempts: s.cfg.MaxAttempts,
 			CancelGrace: s.cfg.CancelGrace, OverrunGrace: 30 * time.Second, Retention: s.cfg.Retention, MarkerTTL: purgedMarkerTTL,
 		}),
 	}
-	f := &fence{s: s, writes: make(chan gate.FirstWrite), tell: r.tell, requests: r.bodies}
+	f := &fence{s: s, writes: make(chan gate.FirstWrite), tell: r.tell, requests: r.bodies, look: r.bucketEvent, inherited: math.MaxUint64}
+	// Unless this is known, every request counts as an earlier leader's.
+	look, done := context.WithTimeout(ctx, s.cfg.LeaderTTL/4)
+	if work, err := s.bus.JS.Stream(look, s.bus.Names.WorkStream()); err == nil {
+		f.inherited = work.CachedInfo().State.LastSeq
+	}
+	done()
 	f.won(won.rev, won.sent)
 
 	rctx, end := context.WithCancelCause(ctx)
@@ -68,6 +82,7 @@ func (s *Service) reign(ctx context.Context, won crown) error {
 	part("leader key", f.run)
 	part("task bucket", r.watchBucket)
 	part("request stream", r.watchRequests)
+	part("dead letters", r.buryAll)
 	for range workers {
 		part("worker", func(ctx context.Context) error { return r.work(ctx, work) })
 	}
@@ -103,7 +118,7 @@ func (r *reign) loop(ctx context.Context, fenced chan<- gate.FirstWrite, grants,
 			r.s.log.Info().Uint64("epoch", r.epoch).Int("running", st.Running).Int("queued", st.Queued).Msg("gate open")
 			r.workQ = append(r.workQ, publishLimits{})
 		}
-		r.s.metrics.observe(r.gate, r.s.now())
+		r.s.metrics.observe(r.gate)
 		if at := r.gate.Next(); at.IsZero() {
 			timer.Reset(time.Hour)
 		} else {
@@ -181,7 +196,19 @@ func (r *reign) watchBucket(ctx context.Context) error {
 	return r.s.bus.Watch(ctx, bus.Watch{
 		Stream: r.s.bus.TaskStream(), LastPerSubject: true,
 		Subjects: []string{r.s.bus.KV("task.*"), r.s.bus.KV("lease.*"), r.s.bus.KV("cancel.*"), r.s.bus.KV(contract.LeaderKey)},
-	}, func(m bus.Message, _ uint64) error {
+	}, func(m bus.Message, pending uint64) error {
+		// Everything that earlier leaders wrote on absent records has a lower
+		// sequence than our key, or was refused. But a record that moves while it is
+		// read leaves its old place and comes again behind our key. So the view is
+		// whole only when nothing is behind a message either: then it is what the
+		// bucket held at that moment. Our own renewals see to it that there is such
+		// a message.
+		defer func() {
+			if !complete && pending == 0 && m.Seq >= r.epoch {
+				complete = true
+				r.tell(ctx, gate.ViewRead{})
+			}
+		}()
 		kind, id, err := contract.ParseKey(strings.TrimPrefix(m.Subject, prefix))
 		if err != nil {
 			r.s.log.Warn().Err(err).Uint64("seq", m.Seq).Msg("the task bucket holds a key that is none of ours; ignored")
@@ -195,12 +222,6 @@ func (r *reign) watchBucket(ctx context.Context) error {
 		}
 		if ev := r.bucketEvent(kind, contract.TaskID(id), m); ev != nil {
 			r.tell(ctx, ev)
-		}
-		// Everything that earlier leaders wrote on absent records has a lower
-		// sequence than our key, or was refused.
-		if !complete && m.Seq >= r.epoch {
-			complete = true
-			r.tell(ctx, gate.ViewRead{})
 		}
 		return nil
 	})
@@ -250,27 +271,44 @@ func (r *reign) watchRequests(ctx context.Context) error {
 		},
 	}, func(m bus.Message, pending uint64) error {
 		b, err := readBody(r.s.bus.Names, m)
-		if err != nil {
+		switch {
+		case err != nil:
 			// Without a task id there is no record and no event: out with it.
 			r.s.log.Error().Err(err).Uint64("seq", m.Seq).Msg("the request stream holds a message that is no request")
-			if err := r.bury(ctx, m, err); err != nil {
-				return err
+			r.giveUp(ctx, m, err)
+		default:
+			if b.invalid != nil {
+				r.s.log.Warn().Err(b.invalid).Str("task_id", string(b.id)).Uint64("seq", m.Seq).Msg("a request cannot be used; it ends as failed")
+				r.giveUp(ctx, m, b.invalid)
 			}
-			return nil
+			r.bodies.put(b)
+			r.tell(ctx, gate.RequestStored{Request: r.request(b)})
 		}
-		if b.invalid != nil {
-			r.s.log.Warn().Err(b.invalid).Str("task_id", string(b.id)).Uint64("seq", m.Seq).Msg("a request cannot be used; it ends as failed")
-			if err := r.bury(ctx, m, b.invalid); err != nil {
-				return err
-			}
-		}
-		r.bodies.put(b)
-		r.tell(ctx, gate.RequestStored{Request: r.request(b)})
 		if pending == 0 {
 			done()
 		}
 		return nil
 	})
+}
+
+// giveUp leaves a message to the dead letters. It does not wait until it lies
+// there: one bad message must not hold up those behind it.
+func (r *reign) giveUp(ctx context.Context, m bus.Message, reason error) {
+	select {
+	case r.dead <- letter{m, reason}:
+	case <-ctx.Done():
+	}
+}
+
+func (r *reign) buryAll(ctx context.Context) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case l := <-r.dead:
+			r.repeat(ctx, "dead letter", "", func() error { return r.bury(ctx, l.m, l.reason) })
+		}
+	}
 }
 
 func (r *reign) request(b body) gate.Request {

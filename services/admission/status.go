@@ -71,15 +71,6 @@ func (b *bodies) cached(seq uint64) (body, error) {
 	return body{}, bus.ErrNotFound
 }
 
-func oneLine(s string) string {
-	return strings.Map(func(r rune) rune {
-		if r < 0x20 || r == 0x7f {
-			return ' '
-		}
-		return r
-	}, s)
-}
-
 func isKV(subject string) bool { return strings.HasPrefix(subject, "$KV.") }
 
 func utc(t *time.Time) *time.Time {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/cenkalti/backoff/v5"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/herdgate/herdgate/internal/bus"
 	"github.com/herdgate/herdgate/internal/event"
+	"github.com/herdgate/herdgate/internal/outcome"
 	"github.com/herdgate/herdgate/internal/telemetry"
 	"github.com/herdgate/herdgate/pkg/contract"
 	"github.com/herdgate/herdgate/pkg/envelope"
@@ -101,7 +103,7 @@ func (r *reign) move(ctx context.Context, a gate.MoveRecord) gate.Event {
 	key := r.s.bus.KV(contract.TaskKey(a.TaskID))
 	ack, err := r.s.bus.Publish(ctx, bus.Write{Subject: key, Data: data, Expect: bus.Seq(a.Revision)})
 	if err == nil {
-		r.moved(rec)
+		r.moved(a, rec)
 		out.Outcome, out.Revision, out.Record = gate.Stored, ack.Seq, rec
 		return out
 	}
@@ -118,7 +120,7 @@ func (r *reign) move(ctx context.Context, a gate.MoveRecord) gate.Event {
 			return err
 		}
 		if got, derr := contract.DecodeTaskRecord(last.Data); derr == nil && got.Writer == rec.Writer {
-			r.moved(rec)
+			r.moved(a, rec)
 			out.Outcome, out.Revision, out.Record = gate.Stored, last.Seq, rec
 		}
 		return nil
@@ -126,11 +128,11 @@ func (r *reign) move(ctx context.Context, a gate.MoveRecord) gate.Event {
 	return out
 }
 
-func (r *reign) moved(rec contract.TaskRecord) {
-	ev := r.s.log.Info().Str("task_id", string(rec.TaskID)).Str("run_id", string(rec.RunID)).Int("attempt", rec.Attempt).Str("state", string(rec.State))
-	if rec.ErrorCode == contract.ErrExecutorLost || rec.Lost > 0 {
+func (r *reign) moved(a gate.MoveRecord, rec contract.TaskRecord) {
+	if a.Lost {
 		r.s.metrics.lost.Inc()
 	}
+	ev := r.s.log.Info().Str("task_id", string(rec.TaskID)).Str("run_id", string(rec.RunID)).Int("attempt", rec.Attempt).Str("state", string(rec.State))
 	ev.Msg("moved a task on")
 }
 
@@ -138,23 +140,49 @@ func (r *reign) moved(rec contract.TaskRecord) {
 // has told yet), admitted, and the grant itself. Protocol W7.
 func (r *reign) sendGrant(ctx context.Context, a gate.SendGrant) {
 	start := time.Now()
+	var impossible error
+	gone := false
 	ok := r.repeat(ctx, "grant", a.TaskID, func() error {
 		b, err := r.bodies.get(ctx, a.RequestSeq)
-		if errors.Is(err, bus.ErrNotFound) {
-			r.tell(ctx, gate.RequestRemoved{TaskID: a.TaskID})
+		if gone = errors.Is(err, bus.ErrNotFound); gone {
 			return nil
 		}
 		if err != nil {
 			return err
 		}
-		return r.grant(ctx, a, b)
+		if err = r.grant(ctx, a, b); errors.Is(err, bus.ErrTooLarge) || errors.Is(err, errEncode) {
+			impossible, err = err, nil
+		}
+		return err
 	})
-	if ok {
+	switch {
+	case !ok:
+	case gone:
+		r.tell(ctx, gate.RequestRemoved{TaskID: a.TaskID})
+	case impossible != nil:
+		// To try again is of no use, and would hold up all grants behind it.
+		r.s.log.Error().Err(impossible).Str("task_id", string(a.TaskID)).Msg("a grant cannot be sent; its task ends as failed")
+		r.tell(ctx, r.fail(ctx, a, impossible))
+	default:
 		r.s.metrics.grants.Inc()
 		r.s.metrics.grantSeconds.Observe(time.Since(start).Seconds())
 		r.tell(ctx, gate.GrantSent{TaskID: a.TaskID, Attempt: a.Record.Attempt})
 	}
 }
+
+// fail ends a task whose grant cannot be sent.
+func (r *reign) fail(ctx context.Context, a gate.SendGrant, reason error) gate.Event {
+	end := outcome.Map(outcome.Outcome{Kind: outcome.Exception, Message: "The task could not be handed to an executor: " + reason.Error()})
+	rec, err := outcome.Terminate(a.Record, end, r.s.now())
+	if err != nil {
+		r.s.log.Error().Err(err).Str("task_id", string(a.TaskID)).Msg("an end could not be made")
+		return gate.Moved{TaskID: a.TaskID, Outcome: gate.Refused}
+	}
+	return r.move(ctx, gate.MoveRecord{TaskID: a.TaskID, Revision: a.Revision, Record: rec})
+}
+
+// errEncode: a message of ours cannot be written, now or later.
+var errEncode = errors.New("cannot be encoded")
 
 func (r *reign) grant(ctx context.Context, a gate.SendGrant, b body) error {
 	// The span covers the wait, so that queue time can be seen. Its start is the
@@ -209,7 +237,7 @@ func (r *reign) grant(ctx context.Context, a gate.SendGrant, b body) error {
 		LastEventSeq: admitted.Seq, LeaseTTLMS: r.s.cfg.LeaseTTL.Milliseconds(), Record: a.Record, Request: b.req,
 	})
 	if err != nil {
-		return fmt.Errorf("encode grant: %w", err)
+		return fmt.Errorf("grant: %w: %w", errEncode, err)
 	}
 	h := nats.Header{}
 	telemetry.Inject(sctx, h)
@@ -235,11 +263,18 @@ func (r *reign) tellQueued(ctx context.Context, seq uint64, position int) error 
 	if err != nil {
 		return err
 	}
-	w.Expect = bus.Seq(0)
-	if _, err = r.s.bus.Publish(ctx, w); errors.Is(err, bus.ErrConflict) {
-		return nil
+	// As the task's first event or not at all: told late it would contradict what
+	// was told since.
+	w.Expect, w.ExpectSubject = bus.Seq(0), r.s.bus.Names.TaskEvents(b.req.Tenant, b.req.ThreadID, b.req.RunID, b.req.TaskID)
+	_, err = r.s.bus.Publish(ctx, w)
+	if !errors.Is(err, bus.ErrConflict) {
+		return err
 	}
-	return err
+	// On a cluster a write can be refused although nothing is stored (yet).
+	if _, rerr := r.s.bus.Last(ctx, r.s.bus.Names.EventStream(), w.ExpectSubject); rerr != nil {
+		return errors.Join(err, rerr)
+	}
+	return nil
 }
 
 // storeTerminalEvent makes sure that a terminal record's event is stored, once:
@@ -257,12 +292,22 @@ func (r *reign) storeTerminalEvent(ctx context.Context, a gate.StoreTerminalEven
 	if err != nil {
 		return r.bury(ctx, last, err)
 	}
-	ev, err := event.Terminal(rec, r.s.source())
+	ev, err := event.Terminal(rec, r.sourceOf(rec))
 	if err != nil {
 		return r.bury(ctx, last, err)
 	}
+	if rec.Attempt == 0 {
+		// It ended while it waited. That it did may not have been told yet: by an
+		// earlier leader, or by a worker that is behind.
+		if err := r.tellQueued(ctx, rec.RequestSeq, 1); err != nil {
+			return err
+		}
+	}
 	w, err := eventWrite(r.s.bus.Names, ev)
 	if err != nil {
+		return r.bury(ctx, last, err)
+	}
+	if stored, err := r.awaitEvent(ctx, w.Subject, ev.Source != r.s.source()); err != nil || stored {
 		return err
 	}
 	w.Expect = bus.Seq(0)
@@ -272,6 +317,67 @@ func (r *reign) storeTerminalEvent(ctx context.Context, a gate.StoreTerminalEven
 		return err
 	}
 	return nil
+}
+
+// How long the gate leaves the terminal event to the executor that wrote the
+// record, and how long a message that was seen takes to be stored at most.
+const (
+	executorsTurn = 250 * time.Millisecond
+	settling      = 10 * time.Millisecond
+)
+
+// awaitEvent reports whether the event of subject is stored. One that an executor
+// is about to publish is waited for: a second one would be refused by the
+// stream, but reach all those who subscribe without one.
+func (r *reign) awaitEvent(ctx context.Context, subject string, coming bool) (bool, error) {
+	stored := func() (bool, error) {
+		_, err := r.s.bus.Last(ctx, r.s.bus.Names.EventStream(), subject)
+		if errors.Is(err, bus.ErrNotFound) {
+			return false, nil
+		}
+		return err == nil, err
+	}
+	if ok, err := stored(); ok || err != nil || !coming {
+		return ok, err
+	}
+	sub, err := r.s.bus.NC.SubscribeSync(subject)
+	if err != nil {
+		return false, fmt.Errorf("subscribe to %s: %w", subject, err)
+	}
+	defer func() { _ = sub.Unsubscribe() }()
+	turn, cancel := context.WithTimeout(ctx, executorsTurn)
+	defer cancel()
+	next := func(within time.Duration) error {
+		ctx, cancel := context.WithTimeout(turn, within)
+		defer cancel()
+		_, err := sub.NextMsgWithContext(ctx)
+		return err
+	}
+	for seen := false; ; {
+		// The subscription reaches the server before this question does: whatever
+		// is not stored yet will be seen.
+		if ok, err := stored(); ok || err != nil {
+			return ok, err
+		}
+		within := executorsTurn
+		if seen {
+			within = settling
+		}
+		if err := next(within); turn.Err() != nil || err != nil && !seen {
+			return stored()
+		}
+		seen = true
+	}
+}
+
+// sourceOf is the source of a terminal record's event. It is the writer of the
+// record, whoever publishes the event: source and id together name it.
+func (r *reign) sourceOf(rec contract.TaskRecord) string {
+	ours := strings.HasPrefix(rec.Writer, r.s.writer.ID()+"/")
+	if !ours && rec.Executor != "" && strings.HasPrefix(rec.Writer, rec.Executor+"-") {
+		return "/herdgate/executor/" + rec.Executor
+	}
+	return r.s.source()
 }
 
 func (r *reign) checkLease(ctx context.Context, a gate.CheckLease) {
@@ -320,18 +426,16 @@ func (r *reign) publishLimits(ctx context.Context) error {
 // bury keeps a message that nobody can use, with the reason, and takes it out of
 // the request stream if it lies there.
 func (r *reign) bury(ctx context.Context, m bus.Message, reason error) error {
-	_, err := r.s.bus.Publish(ctx, bus.Write{
-		Subject: r.s.bus.Names.Dead("admission"), Data: m.Data, MsgID: "admission/" + m.Subject + "/" + strconv.FormatUint(m.Seq, 10),
-		Header: nats.Header{
-			"Herdgate-Reason": {oneLine(reason.Error())}, "Herdgate-Subject": {m.Subject}, "Herdgate-Sequence": {strconv.FormatUint(m.Seq, 10)},
-		},
-	})
-	if err != nil {
-		return fmt.Errorf("dead letter: %w", err)
+	stream, record := r.s.bus.Names.WorkStream(), isKV(m.Subject)
+	if record {
+		stream = r.s.bus.TaskStream()
+	}
+	if err := r.s.bus.Bury(ctx, "admission", stream, m, reason); err != nil {
+		return err
 	}
 	r.s.metrics.dead.Inc()
-	if _, _, err := r.s.bus.Names.ParseTaskRequest(m.Subject); err != nil && !isKV(m.Subject) {
-		return r.s.bus.DeleteMsg(ctx, r.s.bus.Names.WorkStream(), m.Seq)
+	if _, _, err := r.s.bus.Names.ParseTaskRequest(m.Subject); err != nil && !record {
+		return r.s.bus.DeleteMsg(ctx, stream, m.Seq)
 	}
 	return nil
 }
@@ -340,7 +444,7 @@ func (r *reign) bury(ctx context.Context, m bus.Message, reason error) error {
 func eventWrite(names contract.Names, ev envelope.Event) (bus.Write, error) {
 	data, err := envelope.Encode(ev)
 	if err != nil {
-		return bus.Write{}, err
+		return bus.Write{}, fmt.Errorf("event %s: %w: %w", ev.ID, errEncode, err)
 	}
 	w := bus.Write{Subject: ev.NATSSubject(names), Data: data, Header: nats.Header(ev.Headers())}
 	w.MsgID = ev.ID

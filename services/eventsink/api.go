@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"strings"
 	"sync"
 
 	"github.com/nats-io/nats.go/micro"
@@ -150,14 +151,27 @@ type page struct {
 	Error        *eventapi.Error   `json:"error,omitempty"`
 }
 
+// refuse answers with the reason in the body and, as all endpoints do, in the
+// headers that micro services have for it.
 func (a *api) refuse(req micro.Request, code, message string) {
-	a.respond(req, page{Events: []json.RawMessage{}, LastSeq: a.progress.current(), Error: &eventapi.Error{Code: code, Message: clip(message, 2000)}})
+	message = clip(message, 2000)
+	status := "400"
+	if code == eventapi.CodeUnavailable {
+		status = "503"
+	}
+	header := strings.NewReplacer("\r", " ", "\n", " ").Replace(message)
+	a.send(req, page{Events: []json.RawMessage{}, LastSeq: a.progress.current(), Error: &eventapi.Error{Code: code, Message: message}},
+		func(b []byte) error { return req.Error(status, header, b) })
 }
 
 func (a *api) respond(req micro.Request, p page) {
+	a.send(req, p, func(b []byte) error { return req.Respond(b) })
+}
+
+func (a *api) send(req micro.Request, p page, send func([]byte) error) {
 	b, err := encode(p)
 	if err == nil {
-		err = req.Respond(b)
+		err = send(b)
 	}
 	if err != nil {
 		a.log.Warn().Err(err).Int("bytes", len(b)).Msg("answer events.list")

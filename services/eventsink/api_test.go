@@ -92,6 +92,9 @@ func TestListInvalid(t *testing.T) {
 		if resp.Error == nil || resp.Error.Code != eventapi.CodeInvalid || !strings.Contains(resp.Error.Message, want) {
 			t.Errorf("%.40s → %+v, want invalid_request with %q", body, resp.Error, want)
 		}
+		if code, text := msg.Header.Get(micro.ErrorCodeHeader), msg.Header.Get(micro.ErrorHeader); code != "400" || !strings.Contains(text, want) {
+			t.Errorf("%.40s → header %q %q, want 400 and the reason", body, code, text)
+		}
 	}
 }
 

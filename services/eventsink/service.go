@@ -83,6 +83,9 @@ type Deps struct {
 	// Ready is told when the sink begins or ceases to be able to do its work;
 	// nil is good. A sink that stands by for another one is good.
 	Ready func(name string, err error)
+	// Ask gets what looks at the store when somebody wants to know whether the
+	// sink is ready, and nil when the store is closed.
+	Ask func(name string, check func(context.Context) error)
 	// Registerer takes the sink's metrics while Run runs.
 	Registerer prometheus.Registerer
 	// TracerProvider takes the sink's spans.
@@ -96,6 +99,7 @@ type Service struct {
 	open    OpenFunc
 	log     zerolog.Logger
 	ready   func(string, error)
+	ask     func(string, func(context.Context) error)
 	reg     prometheus.Registerer
 	tracer  trace.Tracer
 	metrics *metrics
@@ -122,6 +126,9 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	if deps.Ready == nil {
 		deps.Ready = func(string, error) {}
 	}
+	if deps.Ask == nil {
+		deps.Ask = func(string, func(context.Context) error) {}
+	}
 	if deps.Registerer == nil {
 		deps.Registerer = prometheus.NewRegistry()
 	}
@@ -129,7 +136,7 @@ func New(cfg Config, deps Deps) (*Service, error) {
 		deps.TracerProvider = noop.NewTracerProvider()
 	}
 	s := &Service{
-		cfg: cfg, bus: deps.Bus, open: deps.Open, log: deps.Log.With().Str("service", "eventsink").Logger(), ready: deps.Ready, reg: deps.Registerer,
+		cfg: cfg, bus: deps.Bus, open: deps.Open, log: deps.Log, ready: deps.Ready, ask: deps.Ask, reg: deps.Registerer,
 		tracer: deps.TracerProvider.Tracer("github.com/herdgate/herdgate/services/eventsink"),
 	}
 	s.metrics = newMetrics(s.pending)
@@ -154,6 +161,7 @@ func (s *Service) Run(ctx context.Context) error {
 	if err != nil {
 		return nil // ctx is done
 	}
+	s.ask(CheckName, st.Check)
 	serve, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
 	api := newAPI(s.bus, st, &s.progress, s.log)
@@ -184,6 +192,7 @@ func (s *Service) Run(ctx context.Context) error {
 	}
 	end()
 	api.stop()
+	s.ask(CheckName, nil)
 	if err := st.Close(); err != nil {
 		return fmt.Errorf("eventsink: close the store: %w", err)
 	}

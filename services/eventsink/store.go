@@ -36,6 +36,9 @@ type Store interface {
 	// LastSeq returns the cursor: everything up to it has been processed.
 	LastSeq(ctx context.Context) (uint64, error)
 
+	// Check reports whether Append could store something now. It changes nothing.
+	Check(ctx context.Context) error
+
 	// Close releases the store. Another process may take over from here.
 	Close() error
 }

@@ -110,6 +110,9 @@ func (s *Service) take(work context.Context, msg jetstream.Msg) func() {
 		if job != nil {
 			end, err = job.run()
 		}
+		if err == nil {
+			end = a.storeLarge(ctx, end) // may take a while, so the lease is kept meanwhile
+		}
 		// All effects have stopped; renewals must not race with the last write.
 		stopKeeping()
 		<-kept
@@ -284,15 +287,32 @@ func (a *attempt) keep(ctx context.Context) {
 // whyRefused reads what moved the record: a cancel mark on our own attempt is
 // the one move that lets us write the end.
 func (a *attempt) whyRefused(ctx context.Context) error {
+	for {
+		_, _, marked, err := a.marked(ctx)
+		switch {
+		case err == nil && marked:
+			return errCancelled
+		case err == nil:
+			return errFenced
+		case a.left() <= 0 || !a.pause(ctx, err):
+			return errLeaseOver
+		}
+	}
+}
+
+// marked reads the record, and whether all that happened to it since our last
+// write is the gate's mark of a cancellation.
+func (a *attempt) marked(ctx context.Context) (contract.TaskRecord, uint64, bool, error) {
 	last, err := a.read(ctx)
+	if errors.Is(err, bus.ErrNotFound) {
+		return contract.TaskRecord{}, 0, false, nil
+	}
 	if err != nil {
-		return errFenced
+		return contract.TaskRecord{}, 0, false, err
 	}
 	rec, err := contract.DecodeTaskRecord(last.Data)
-	if err != nil || rec.State != contract.StateRunning || rec.Attempt != a.grant.Attempt || !rec.CancelRequested {
-		return errFenced
-	}
-	return errCancelled
+	ours := err == nil && rec.State == contract.StateRunning && rec.Attempt == a.grant.Attempt
+	return rec, last.Seq, ours && rec.CancelRequested, nil
 }
 
 // cancelSet looks for the cancel key in the stream leader's own copy.
@@ -323,7 +343,7 @@ func (a *attempt) end(ctx context.Context, span trace.Span, end outcome.End, err
 		a.log.Warn().Err(err).Msg("stopped; nothing is written any more")
 		return
 	case errors.Is(err, errHandBack):
-		a.handBack(final)
+		a.handBack(final, end)
 		return
 	case errors.Is(err, errCancelled):
 		end = outcome.Map(outcome.Outcome{Kind: outcome.CancelObserved}).With(end)
@@ -340,27 +360,40 @@ func (a *attempt) end(ctx context.Context, span trace.Span, end outcome.End, err
 	a.finish(final, end)
 }
 
-// finish writes the terminal record once and then its event (protocol W11, W15).
+// finish writes the terminal record once and then its event (protocol W11).
 func (a *attempt) finish(ctx context.Context, end outcome.End) {
-	end = a.storeLarge(ctx, end)
-	rec, ok := a.terminal(ctx, a.rec, end, a.rev)
-	if !ok {
-		// The mark of a cancellation lets us write once more, as cancelled.
-		last, err := a.read(ctx)
-		if err != nil {
-			return
-		}
-		now, err := contract.DecodeTaskRecord(last.Data)
-		if err != nil || now.State != contract.StateRunning || now.Attempt != a.grant.Attempt || !now.CancelRequested {
-			a.s.metrics.fenced.Inc()
-			a.log.Info().Str("state", string(now.State)).Msg("somebody else ended or moved the task; ours is dropped")
-			return
-		}
-		cancelled := outcome.Map(outcome.Outcome{Kind: outcome.CancelObserved}).With(end)
-		if rec, ok = a.terminal(ctx, now, cancelled, last.Seq); !ok {
-			return
-		}
+	rec, ok, err := a.terminal(ctx, a.rec, end, a.rev)
+	switch {
+	case err != nil:
+		return
+	case !ok:
+		a.finishMarked(ctx, end)
+		return
 	}
+	a.told(ctx, rec)
+}
+
+// finishMarked is what is left to do when the last write of an attempt was
+// refused: the mark of a cancellation lets us write once more, as cancelled.
+func (a *attempt) finishMarked(ctx context.Context, used outcome.End) {
+	now, rev, marked, err := a.marked(ctx)
+	if err != nil {
+		a.log.Warn().Err(err).Msg("the last write was refused, and the record cannot be read; the gate will end the task when the lease is over")
+		return
+	}
+	if !marked {
+		a.s.metrics.fenced.Inc()
+		a.log.Info().Str("state", string(now.State)).Msg("somebody else ended or moved the task; ours is dropped")
+		return
+	}
+	rec, ok, err := a.terminal(ctx, now, outcome.Map(outcome.Outcome{Kind: outcome.CancelObserved}).With(used), rev)
+	if err == nil && ok {
+		a.told(ctx, rec)
+	}
+}
+
+// told publishes the event of an end that is written (protocol W15).
+func (a *attempt) told(ctx context.Context, rec contract.TaskRecord) {
 	a.s.metrics.ended.WithLabelValues(string(rec.State)).Inc()
 	a.log.Info().Str("state", string(rec.State)).Str("error_code", string(rec.ErrorCode)).Str("stop_reason", string(rec.StopReason)).
 		Int64("duration_ms", rec.FinishedAt.Sub(*rec.StartedAt).Milliseconds()).Msg("ended")
@@ -380,11 +413,13 @@ func (a *attempt) finish(ctx context.Context, end outcome.End) {
 	}
 }
 
-func (a *attempt) terminal(ctx context.Context, from contract.TaskRecord, end outcome.End, rev uint64) (contract.TaskRecord, bool) {
+// terminal writes an end over the revision rev; false when the record has moved.
+// Errors are logged.
+func (a *attempt) terminal(ctx context.Context, from contract.TaskRecord, end outcome.End, rev uint64) (contract.TaskRecord, bool, error) {
 	rec, err := outcome.Terminate(from, end, a.s.now().UTC())
 	if err != nil {
 		a.log.Error().Err(err).Msg("an end could not be made")
-		return rec, false
+		return rec, false, err
 	}
 	rec.Writer = a.s.writer.Next()
 	_, ok, err := a.write(ctx, rec, rev)
@@ -395,11 +430,14 @@ func (a *attempt) terminal(ctx context.Context, from contract.TaskRecord, end ou
 	if err != nil {
 		a.log.Warn().Err(err).Msg("the end could not be written; the gate will end the task when the lease is over")
 	}
-	return rec, ok && err == nil
+	return rec, ok, err
 }
 
 // storeLarge moves a result that would not fit into a record to the blob store.
+// What stops the attempt from here on comes too late: there is a result.
 func (a *attempt) storeLarge(ctx context.Context, end outcome.End) outcome.End {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), blobTimeout)
+	defer cancel()
 	if len(end.Result) > contract.MaxResultBytes {
 		end.Result, end.ResultTruncated = event.CutBytes(end.Result, contract.MaxResultBytes), true
 	}
@@ -417,6 +455,9 @@ func (a *attempt) storeLarge(ctx context.Context, end outcome.End) outcome.End {
 	return end
 }
 
+// blobTimeout bounds the transfer of a large result.
+const blobTimeout = 30 * time.Second
+
 // encodedLen is the length of s inside a JSON document.
 func encodedLen(s string) int {
 	b, err := json.Marshal(s)
@@ -428,7 +469,7 @@ func encodedLen(s string) int {
 
 // handBack releases the record (protocol W12): the gate grants it again, in its
 // old slot.
-func (a *attempt) handBack(ctx context.Context) {
+func (a *attempt) handBack(ctx context.Context, used outcome.End) {
 	rec := a.rec
 	rec.State, rec.Started, rec.Writer = contract.StateReleased, a.begun.Load(), a.s.writer.Next()
 	_, ok, err := a.write(ctx, rec, a.rev)
@@ -436,7 +477,7 @@ func (a *attempt) handBack(ctx context.Context) {
 	case err != nil:
 		a.log.Warn().Err(err).Msg("the task could not be handed back; its lease runs out")
 	case !ok:
-		a.log.Info().Msg("the task had moved on before it was handed back")
+		a.finishMarked(ctx, used)
 	default:
 		a.s.metrics.ended.WithLabelValues(string(contract.StateReleased)).Inc()
 		a.log.Info().Bool("started", rec.Started).Msg("handed back")
@@ -496,7 +537,12 @@ func (a *attempt) chainOn(ctx context.Context, id, subject string) (bool, error)
 	}
 	ev, err := envelope.Decode(last.Data)
 	if err != nil {
-		return false, err
+		// None of ours wrote that. Its subject tells what it means to be.
+		at, perr := a.s.bus.Names.ParseEvent(last.Subject)
+		if perr != nil {
+			return false, err
+		}
+		ev = envelope.Event{Type: at.Type}
 	}
 	switch {
 	case ev.ID == id:
@@ -518,16 +564,58 @@ func (a *attempt) eventWrite(ev envelope.Event) (bus.Write, error) {
 	return bus.Write{Subject: ev.NATSSubject(a.s.bus.Names), Data: data, Header: nats.Header(ev.Headers()), MsgID: ev.ID}, nil
 }
 
-// bury keeps a grant that cannot be read, with the reason.
+// bury keeps a grant that cannot be read, with the reason, and ends its task: the
+// record is granted, which never expires, so nobody else would free its slot.
 func (s *Service) bury(ctx context.Context, msg jetstream.Msg, reason error) {
-	s.log.Error().Err(reason).Str("subject", msg.Subject()).Msg("a grant cannot be read; it goes to the dead letters")
-	_, err := s.bus.Publish(ctx, bus.Write{
-		Subject: s.bus.Names.Dead("executor"), Data: msg.Data(),
-		Header: nats.Header{"Herdgate-Reason": {oneLine(reason.Error())}, "Herdgate-Subject": {msg.Subject()}},
-	})
+	s.log.Error().Err(reason).Str("subject", msg.Subject()).Msg("a grant cannot be read; it goes to the dead letters, and its task ends as failed")
+	m := bus.Message{Subject: msg.Subject(), Data: msg.Data()}
+	meta, err := msg.Metadata()
+	if err == nil {
+		m.Seq = meta.Sequence.Stream
+		err = s.bus.Bury(ctx, "executor", s.bus.Names.GrantStream(), m, reason)
+	}
+	if err == nil {
+		err = s.endUnreadable(ctx, msg, reason)
+	}
 	if err != nil {
+		s.log.Warn().Err(err).Str("subject", msg.Subject()).Msg("an unreadable grant could not be dealt with; it comes again")
 		_ = msg.NakWithDelay(time.Second)
 		return
 	}
 	_ = msg.TermWithReason("unreadable grant")
+}
+
+// endUnreadable ends the task of an unreadable grant, if its record still is what
+// the grant was made of. What that was is told by the message's subject and id.
+func (s *Service) endUnreadable(ctx context.Context, msg jetstream.Msg, reason error) error {
+	_, id, err := s.bus.Names.ParseTaskGrant(msg.Subject())
+	if err != nil {
+		return nil //nolint:nilerr // it belongs to no task
+	}
+	key := s.bus.KV(contract.TaskKey(id))
+	last, err := s.bus.Last(ctx, s.bus.TaskStream(), key)
+	if errors.Is(err, bus.ErrNotFound) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	rec, err := contract.DecodeTaskRecord(last.Data)
+	if err != nil || rec.State != contract.StateGranted || msg.Headers().Get(nats.MsgIdHdr) != fmt.Sprintf("%s/%d", id, rec.Attempt) {
+		return nil //nolint:nilerr // a marker, or a record that has moved on
+	}
+	end := outcome.Map(outcome.Outcome{Kind: outcome.Exception, Message: "The executor could not read the task's grant: " + reason.Error()})
+	if rec, err = outcome.Terminate(rec, end, s.now()); err != nil {
+		return err
+	}
+	rec.Writer = s.writer.Next()
+	data, err := json.Marshal(rec)
+	if err != nil {
+		return err
+	}
+	// The gate stores the event. A conflict means that somebody was faster.
+	if _, err = s.bus.Publish(ctx, bus.Write{Subject: key, Data: data, Expect: bus.Seq(last.Seq)}); errors.Is(err, bus.ErrConflict) && !bus.Racing(err) {
+		return nil
+	}
+	return err
 }

@@ -38,8 +38,10 @@ func Serve(ctx context.Context, env *process.Env) error {
 	})
 	opts := tool.Options{Bash: env.ShellAllowed(), Sandbox: box, OutputMaxChars: env.Config.Workspace.ToolOutputMaxChars}
 	root := env.WorkspaceRoot()
+	// A zero Config takes the default; a configured 0 hands back at once.
+	drain := max(time.Duration(env.Config.Executor.DrainTimeoutSeconds)*time.Second, time.Nanosecond)
 	svc, err := New(Config{
-		Name: env.Name, MaxTasks: env.Config.Executor.MaxTasks, DrainTimeout: time.Duration(env.Config.Executor.DrainTimeoutSeconds) * time.Second,
+		Name: env.Name, MaxTasks: env.Config.Executor.MaxTasks, DrainTimeout: drain,
 	}, Deps{
 		Bus: p.Bus, Models: models, Log: p.Log, TracerProvider: p.Tel.TracerProvider(), Registerer: env.Metrics.Registerer(), Ready: p.Ready,
 		Tools: func(req contract.TaskRequest) ([]tool.Tool, func(), error) {

@@ -143,12 +143,3 @@ func firstMessages(req contract.TaskRequest) []model.Message {
 	}
 	return append(out, model.Message{ID: "task", Role: model.RoleUser, Text: task})
 }
-
-func oneLine(s string) string {
-	return strings.Map(func(r rune) rune {
-		if r < 0x20 || r == 0x7f {
-			return ' '
-		}
-		return r
-	}, s)
-}

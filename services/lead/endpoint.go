@@ -145,6 +145,12 @@ func (e *endpoint) run(ctx context.Context) error {
 	if stopErr := svc.Stop(); stopErr != nil {
 		e.log.Debug().Err(stopErr).Msg("stop the NATS endpoints")
 	}
+	// Once the server knows, no request comes to us any more: others answer it.
+	gone, done := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
+	if flushErr := e.conn.NC.FlushWithContext(gone); flushErr != nil {
+		e.log.Debug().Err(flushErr).Msg("flush after stopping the NATS endpoints")
+	}
+	done()
 	mu.Lock()
 	stopped = true
 	mu.Unlock()

@@ -92,6 +92,8 @@ type Deps struct {
 	Registerer     prometheus.Registerer
 	// Probes serves /healthz, /readyz and /metrics of the API; nil leaves them out.
 	Probes http.Handler
+	// Door, when set, is where the HTTP API is served; it is open already.
+	Door *httpapi.Door
 	// Ready is told of the service's readiness; nil ignores it.
 	Ready func(check string, err error)
 	Now   func() time.Time
@@ -150,7 +152,7 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	}
 	subagents := httpapi.FromRegistry(deps.Subagents, cfg.ShellAllowed)
 	api, err := httpapi.New(cfg.HTTP, httpapi.Deps{
-		Engine: engine, Dispatch: d, Feed: feed.New(deps.Bus, deps.Log), Registry: subagents, Probes: deps.Probes,
+		Engine: engine, Dispatch: d, Feed: feed.New(deps.Bus, deps.Log), Registry: subagents, Probes: deps.Probes, Door: deps.Door,
 		DefaultModel: lead.Name(), Models: deps.Models.Names(), Log: deps.Log, TracerProvider: deps.TracerProvider, Now: deps.Now,
 	})
 	if err != nil {

@@ -2,6 +2,7 @@ package lead
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -11,6 +12,7 @@ import (
 	"github.com/herdgate/herdgate/internal/model/configured"
 	"github.com/herdgate/herdgate/internal/process"
 	"github.com/herdgate/herdgate/pkg/contract"
+	"github.com/herdgate/herdgate/services/lead/internal/httpapi"
 )
 
 // maxPromptFile bounds the file of a system prompt.
@@ -21,6 +23,16 @@ const maxDrain = 10 * time.Second
 
 // Serve runs a lead process as its configuration says.
 func Serve(ctx context.Context, env *process.Env) error {
+	cfg, err := configOf(env)
+	if err != nil {
+		return err
+	}
+	env.Metrics.Probes.Set(CheckName, errors.New("starting"))
+	door, err := httpapi.OpenDoor(ctx, cfg.HTTP, env.Metrics.Handler(), env.Metrics.Probes.Ready, env.LogOf("lead"))
+	if err != nil {
+		return err
+	}
+	defer door.Close()
 	p, err := env.Open(ctx, "lead", func(n contract.Names) []string {
 		return []string{n.WorkStream(), n.EventStream(), contract.KVStream(n.TaskBucket()), contract.KVStream(n.RunBucket())}
 	})
@@ -31,10 +43,6 @@ func Serve(ctx context.Context, env *process.Env) error {
 		return err
 	}
 	defer p.Close()
-	cfg, err := configOf(env)
-	if err != nil {
-		return err
-	}
 	models, err := configured.Open(env, p.Log)
 	if err != nil {
 		return err
@@ -45,7 +53,7 @@ func Serve(ctx context.Context, env *process.Env) error {
 	}
 	svc, err := New(cfg, Deps{
 		Bus: p.Bus, Models: models, Subagents: subagents, Log: p.Log, TracerProvider: p.Tel.TracerProvider(),
-		Registerer: env.Metrics.Registerer(), Probes: env.Metrics.Handler(), Ready: p.Ready,
+		Registerer: env.Metrics.Registerer(), Probes: env.Metrics.Handler(), Door: door, Ready: p.Ready,
 	})
 	if err != nil {
 		return err
@@ -81,6 +89,8 @@ func configOf(env *process.Env) (Config, error) {
 		SubagentsEnabled: c.Subagents.Enabled, MaxConcurrent: c.Subagents.MaxConcurrent, MaxTotal: &c.Subagents.MaxTotalPerRun,
 		ShellAllowed: env.ShellAllowed(), WorkspaceRoot: env.WorkspaceRoot(), ToolOutputMaxChars: c.Workspace.ToolOutputMaxChars,
 		DrainTimeout: min(time.Duration(c.Executor.DrainTimeoutSeconds)*time.Second, maxDrain),
+		// A lead that is gone is noticed as soon as an executor that is gone.
+		RunLeaseTTL: time.Duration(c.SubagentRuntime.LeaseTTLSeconds) * time.Second,
 	}
 	for _, t := range c.HTTP.Auth.Tokens {
 		cfg.HTTP.Tokens = append(cfg.HTTP.Tokens, Token{Name: t.Name, TokenEnv: t.TokenEnv, Tenant: contract.Tenant(t.Tenant), UserID: t.UserID, Roles: t.Roles})

@@ -47,6 +47,7 @@ func build(dir string) error {
 type Fleet struct {
 	t       *testing.T
 	dir     string
+	nats    *Proc
 	natsURL string
 	config  string
 	addr    string
@@ -123,19 +124,21 @@ func (p *Proc) Stop() {
 }
 
 // NewFleet starts a nats-server and provisions it; extra is added to the
-// configuration file.
-func NewFleet(t *testing.T, script, extra string) *Fleet {
+// configuration file, where models of its own take the place of the script.
+func NewFleet(t *testing.T, script string, extra ...string) *Fleet {
 	t.Helper()
 	f := &Fleet{t: t, dir: t.TempDir()}
-	port := freePort(t)
-	f.natsURL = fmt.Sprintf("nats://127.0.0.1:%d", port)
-	f.start("nats-server", "nats-server", "-a", "127.0.0.1", "-p", fmt.Sprint(port), "-js", "-sd", filepath.Join(f.dir, "nats"))
+	f.natsURL = fmt.Sprintf("nats://127.0.0.1:%d", freePort(t))
+	f.startNATS()
 	f.write("script.yaml", script)
 	f.addr = fmt.Sprintf("127.0.0.1:%d", freePort(t))
+	more := strings.Join(extra, "\n") + "\n"
+	if !strings.Contains(more, "models:") {
+		more += "models: [{ name: offline, provider: script, script: script.yaml }]\n"
+	}
 	f.config = f.write("herdgate.yaml", `nats: { url: "`+f.natsURL+`" }
 http: { addr: "`+f.addr+`" }
-models: [{ name: offline, provider: script, script: script.yaml }]
-`+extra)
+`+more)
 	out, err := f.run("provision")
 	if err != nil {
 		t.Fatalf("provision: %v\n%s", err, out)
@@ -145,6 +148,13 @@ models: [{ name: offline, provider: script, script: script.yaml }]
 		t.Fatal(err)
 	}
 	return f
+}
+
+// startNATS starts the server, the first time or again on the same port and store.
+func (f *Fleet) startNATS() {
+	f.t.Helper()
+	port := f.natsURL[strings.LastIndexByte(f.natsURL, ':')+1:]
+	f.nats = f.start("nats-server", "nats-server", "-a", "127.0.0.1", "-p", port, "-js", "-sd", filepath.Join(f.dir, "nats"))
 }
 
 func (f *Fleet) write(name, text string) string {
@@ -166,10 +176,11 @@ func (f *Fleet) run(args ...string) (string, error) {
 	return string(out), err
 }
 
-// service starts one of the stand-alone binaries.
-func (f *Fleet) service(name string) *Proc {
+// service starts one of the stand-alone binaries; of a flag that is given twice
+// the last one counts.
+func (f *Fleet) service(name string, flags ...string) *Proc {
 	f.t.Helper()
-	return f.start(name, name, "--config", f.config, "--data-dir", filepath.Join(f.dir, "data"), "--log-level", "debug")
+	return f.start(name, name, append([]string{"--config", f.config, "--data-dir", filepath.Join(f.dir, "data"), "--log-level", "debug"}, flags...)...)
 }
 
 // All starts the four services and waits until the lead is ready.

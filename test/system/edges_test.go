@@ -128,10 +128,10 @@ func TestInvalidRequest(t *testing.T) {
 	if rec.State != contract.StateFailed || rec.ErrorCode != contract.ErrInvalidRequest || rec.Error == "" {
 		t.Errorf("record = %+v", rec)
 	}
-	m, err := s.Bus.Last(ctx, s.Bus.Names.DeadStream(), s.Bus.Names.Dead("admission"))
-	if err != nil || m.Header.Get("Herdgate-Reason") == "" || string(m.Data) != `{"contract_version":` {
-		t.Errorf("dead letter = %+v, %v", m, err)
-	}
+	natstest.Eventually(t, Timeout, func() (bool, string) {
+		m, err := s.Bus.Last(ctx, s.Bus.Names.DeadStream(), s.Bus.Names.Dead("admission"))
+		return err == nil && m.Header.Get("Herdgate-Reason") != "" && string(m.Data) == `{"contract_version":`, fmt.Sprintf("dead letter = %+v, %v", m, err)
+	})
 }
 
 // F-030: a task that fails before its first step frees its slot at once.
@@ -362,6 +362,7 @@ func TestCancelRacesGrant(t *testing.T) {
 	if len(ends) != n {
 		t.Errorf("%d tasks ended, want %d", len(ends), n)
 	}
+	s.judge(t)
 }
 
 // F-036, F-060: the broker restarts under load; everything goes on by itself.
@@ -382,6 +383,7 @@ func TestBrokerRestart(t *testing.T) {
 	if n := Count(ev, Is(contract.EventTaskCompleted)); n != 6 {
 		t.Errorf("%d tasks completed, want 6", n)
 	}
+	s.judge(t)
 }
 
 // EXEC-03, I8: the leader stops in order; its standby takes over at once.

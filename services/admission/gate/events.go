@@ -110,6 +110,8 @@ type MoveRecord struct {
 	TaskID   contract.TaskID
 	Revision uint64
 	Record   contract.TaskRecord
+	// Lost: it is moved because its attempt was lost.
+	Lost bool
 }
 
 // SendGrant asks for the events and the message of a grant.
@@ -142,8 +144,8 @@ type RemoveRequest struct {
 // CheckLease asks to look for a lease in the stream leader's own copy.
 type CheckLease struct{ TaskID contract.TaskID }
 
-// PurgeRecord asks that a record whose retention is over goes, with its
-// cancellation.
+// PurgeRecord asks that a record whose retention is over goes. A cancellation goes
+// by itself, it was written with a time to live.
 type PurgeRecord struct {
 	TaskID   contract.TaskID
 	Revision uint64

@@ -19,8 +19,11 @@
 package gate
 
 import (
+	"cmp"
 	"container/heap"
 	"container/list"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/herdgate/herdgate/pkg/contract"
@@ -142,12 +145,26 @@ func (g *Gate) Apply(ev Event, now time.Time) []Action {
 	wasOpen := g.Open()
 	ev.apply(g, now)
 	if !wasOpen && g.Open() {
-		for _, t := range g.tasks {
+		for _, t := range g.inOrder() {
 			g.consider(t, now)
 		}
 	}
 	g.pump(now)
 	return g.out
+}
+
+// inOrder returns all tasks, those with a request in the order of the requests:
+// what an earlier leader granted and did not tell is told in that order.
+func (g *Gate) inOrder() []*task {
+	place := func(t *task) uint64 {
+		if t.req == nil {
+			return 0
+		}
+		return t.req.Seq
+	}
+	return slices.SortedFunc(maps.Values(g.tasks), func(a, b *task) int {
+		return cmp.Or(cmp.Compare(place(a), place(b)), cmp.Compare(a.id, b.id))
+	})
 }
 
 // Open reports whether the view is complete, so that the gate decides.
@@ -448,7 +465,7 @@ func (g *Gate) fence(t *task, rec contract.TaskRecord) {
 
 func (g *Gate) move(t *task, rec contract.TaskRecord) {
 	t.busy = true
-	g.do(MoveRecord{TaskID: t.id, Revision: t.rev, Record: rec})
+	g.do(MoveRecord{TaskID: t.id, Revision: t.rev, Record: rec, Lost: rec.Lost > t.rec.Lost})
 }
 
 // terminal is the task's record with an end. For a waiter it holds the end alone;

@@ -30,7 +30,7 @@ func Serve(ctx context.Context, env *process.Env) error {
 	svc, err := eventsink.New(eventsink.Config{
 		BatchSize: env.Config.Eventsink.BatchSize, FlushInterval: time.Duration(env.Config.Eventsink.FlushIntervalMS) * time.Millisecond,
 	}, eventsink.Deps{
-		Bus: p.Bus, Open: sqlite.Opener(env.DataDir), Log: p.Log, Ready: p.Ready,
+		Bus: p.Bus, Open: sqlite.Opener(env.DataDir), Log: p.Log, Ready: p.Ready, Ask: p.Metrics.Probes.Ask,
 		Registerer: env.Metrics.Registerer(), TracerProvider: p.Tel.TracerProvider(),
 	})
 	if err != nil {

@@ -60,6 +60,7 @@ var migrations embed.FS
 // Store is an [eventsink.Store] in a SQLite file.
 type Store struct {
 	path   string
+	file   os.FileInfo // of the file that is open
 	lock   *flock.Flock
 	writer *sql.DB
 	reader *sql.DB
@@ -98,7 +99,8 @@ func Open(ctx context.Context, dir string, waiting func()) (_ *Store, err error)
 	if err != nil {
 		return nil, fmt.Errorf("event store: %w", err)
 	}
-	if err := f.Close(); err != nil {
+	s.file, err = f.Stat()
+	if err := errors.Join(err, f.Close()); err != nil {
 		return nil, fmt.Errorf("event store: %w", err)
 	}
 	if s.writer, err = open(s.path, false); err != nil {
@@ -330,6 +332,33 @@ func (s *Store) LastSeq(ctx context.Context) (uint64, error) {
 	return seq, nil
 }
 
+// Check implements [eventsink.Store]. It takes the lock that a writer needs and
+// lets it go.
+func (s *Store) Check(ctx context.Context) error {
+	if err := s.same(); err != nil {
+		return err
+	}
+	tx, err := s.writer.BeginTx(ctx, nil)
+	if err != nil {
+		return fmt.Errorf("event store: begin: %w", explain(err))
+	}
+	_ = tx.Rollback() // nothing was done
+	return nil
+}
+
+// same reports whether the file is still the one that was opened. SQLite would
+// write on to a file that was removed, and all of it would be gone at the end.
+func (s *Store) same() error {
+	now, err := os.Stat(s.path)
+	switch {
+	case err != nil:
+		return fmt.Errorf("event store: the file was taken away while it was open: %w; put it back or start the event sink again", err)
+	case !os.SameFile(now, s.file):
+		return fmt.Errorf("event store: %s was replaced while it was open; start the event sink again", s.path)
+	}
+	return nil
+}
+
 // Close closes the file and frees the lock.
 func (s *Store) Close() error {
 	var errs []error
@@ -344,6 +373,9 @@ func (s *Store) Close() error {
 }
 
 func (s *Store) update(ctx context.Context, f func(*sql.Tx) error) error {
+	if err := s.same(); err != nil {
+		return err
+	}
 	tx, err := s.writer.BeginTx(ctx, nil)
 	if err != nil {
 		return fmt.Errorf("event store: begin: %w", explain(err))

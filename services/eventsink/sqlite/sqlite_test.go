@@ -254,3 +254,64 @@ func TestPath(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// An idle sink must find out as well that it could not store anything: Check
+// does what a batch would have to do (F-156, F-162).
+func TestCheckFindsWhatABatchWouldFind(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	s := openStore(t, dir)
+	if err := s.Check(t.Context()); err != nil {
+		t.Fatalf("Check of a sound store = %v", err)
+	}
+	other, err := sql.Open("sqlite", "file:"+s.path+"?_txlock=immediate")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	tx, err := other.BeginTx(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Check(t.Context()); err == nil || !strings.Contains(err.Error(), "another program holds the database") {
+		t.Errorf("Check while another program holds the lock = %v", err)
+	}
+	if err := tx.Rollback(); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Check(t.Context()); err != nil {
+		t.Errorf("Check after the lock is gone = %v", err)
+	}
+}
+
+// What is written to a file that was removed is gone with the process. It must
+// not be stored there, or it would be acknowledged.
+func TestFileTakenAwayTakesNothingMore(t *testing.T) {
+	t.Parallel()
+	s := openStore(t, t.TempDir())
+	record := []contract.EventRecord{sinktest.Record(5)}
+	aside := s.path + ".aside"
+	if err := os.Rename(s.path, aside); err != nil {
+		t.Fatal(err)
+	}
+	refused := func(want string) {
+		t.Helper()
+		if err := s.Check(t.Context()); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("Check = %v, want %q", err, want)
+		}
+		if _, err := s.Append(t.Context(), record, 5); err == nil || errors.Is(err, eventsink.ErrRejected) || !strings.Contains(err.Error(), want) {
+			t.Errorf("Append = %v, want %q and to be tried again", err, want)
+		}
+	}
+	refused("taken away")
+	if err := os.WriteFile(s.path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	refused("replaced")
+	if err := os.Rename(aside, s.path); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := s.Append(t.Context(), record, 5); err != nil || n != 1 {
+		t.Errorf("Append after the file is back = %d, %v", n, err)
+	}
+}

@@ -89,9 +89,12 @@ func StoreDir(env *process.Env) string {
 	return filepath.Join(env.DataDir, "nats")
 }
 
-// Start starts the embedded server if one is needed and brings the streams and
-// buckets in line. An outside server that does not answer is waited for until
-// ctx is done. After an error nothing is left running.
+// Start starts the embedded server, if one is needed, and brings its streams and
+// buckets in line. After an error nothing is left running.
+//
+// An outside server may not be there yet. [Stack.Run] brings its streams and
+// buckets in line as soon as it is, beside the services, which meanwhile tell
+// whoever asks what they wait for.
 func Start(ctx context.Context, cfg Config) (*Stack, error) {
 	s := &Stack{cfg: cfg}
 	env := cfg.Env
@@ -100,7 +103,7 @@ func Start(ctx context.Context, cfg Config) (*Stack, error) {
 		if listen == "" {
 			listen = env.Config.NATS.Embedded.Listen
 		}
-		server, err := natsd.Start(ctx, natsd.Config{StoreDir: StoreDir(env), Listen: listen, Log: env.Log.With().Str("service", "nats").Logger()})
+		server, err := natsd.Start(ctx, natsd.Config{StoreDir: StoreDir(env), Listen: listen, Log: env.LogOf("nats")})
 		if errors.Is(err, natsd.ErrInUse) {
 			return nil, fmt.Errorf("another herdgate process runs on this data directory: %w", err)
 		}
@@ -113,9 +116,11 @@ func Start(ctx context.Context, cfg Config) (*Stack, error) {
 	} else if listen != "" {
 		return nil, errors.New("--nats-listen is for the embedded server, but an outside one is configured (nats.url, nats.context, --nats-url or --context); leave one of them out")
 	}
-	if err := s.provision(ctx); err != nil {
-		s.stop()
-		return nil, err
+	if s.server != nil {
+		if err := s.provision(ctx); err != nil {
+			s.stop()
+			return nil, err
+		}
 	}
 	for _, name := range cfg.Services {
 		// As the services will call it: before they have started, nothing is ready.
@@ -208,7 +213,16 @@ func (s *Stack) Run(ctx context.Context) error {
 	if addr := env.Config.Telemetry.MetricsAddr; addr != "" {
 		last = append(last, rungroup.Component{Name: "metrics", Run: func(ctx context.Context) error { return env.Metrics.Serve(ctx, addr) }})
 	}
-	if s.server != nil {
+	if s.server == nil {
+		last = append(last, rungroup.Component{Name: "provision", Run: func(ctx context.Context) error {
+			err := s.provision(ctx)
+			if err != nil && ctx.Err() == nil {
+				return err
+			}
+			<-ctx.Done()
+			return nil
+		}})
+	} else {
 		last = append(last, rungroup.Component{Name: "nats", Run: func(ctx context.Context) error {
 			<-ctx.Done()
 			s.stop()

@@ -19,6 +19,7 @@ import (
 	"github.com/herdgate/herdgate/internal/process"
 	"github.com/herdgate/herdgate/internal/provision"
 	"github.com/herdgate/herdgate/internal/telemetry"
+	"github.com/herdgate/herdgate/pkg/contract"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -172,13 +173,61 @@ func TestOneServerForOneDirectory(t *testing.T) {
 	}
 }
 
-func TestWaitForTheServerEnds(t *testing.T) {
+// An outside server that is not there yet keeps nothing from starting: the
+// services must be able to say that they wait (F-184).
+func TestServicesStartBeforeTheServer(t *testing.T) {
 	t.Parallel()
 	env := testEnv(t, t.TempDir())
 	env.Config.NATS.URL = "nats://127.0.0.1:1"
-	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	if _, err := Start(ctx, Config{Env: env}); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("Start = %v, want the end of its context", err)
+	s, err := Start(ctx, Config{Env: env, Services: []string{Lead}, Serve: map[string]process.Serve{
+		Lead: func(ctx context.Context, _ *process.Env) error { cancel(); <-ctx.Done(); return nil },
+	}})
+	if err != nil {
+		t.Fatalf("Start = %v", err)
+	}
+	if err := env.Metrics.Probes.Ready(); err == nil || !strings.Contains(err.Error(), "lead: nats: starting") {
+		t.Errorf("before the server is there, readiness is %v", err)
+	}
+	// The wait for the server ends with everything else.
+	if err := s.Run(ctx); err != nil {
+		t.Errorf("Run = %v", err)
+	}
+}
+
+// An outside server gets its streams and buckets while the services run.
+func TestOutsideServerIsProvisioned(t *testing.T) {
+	t.Parallel()
+	server, err := natsd.Start(t.Context(), natsd.Config{StoreDir: t.TempDir(), Listen: "127.0.0.1:0", Log: zerolog.Nop()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Stop()
+	env := testEnv(t, t.TempDir())
+	env.EventMaxBytes = 64 << 20
+	env.Config.NATS.URL = config.Address(server.ClientURL())
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	opened := make(chan error, 1)
+	s, err := Start(ctx, Config{Env: env, Services: []string{Lead}, Serve: map[string]process.Serve{
+		Lead: func(ctx context.Context, env *process.Env) error {
+			defer cancel()
+			c, err := env.Open(ctx, Lead, func(n contract.Names) []string { return []string{n.WorkStream(), n.EventStream()} })
+			if err == nil {
+				c.Close()
+			}
+			opened <- err
+			return err
+		},
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Run(ctx); err != nil {
+		t.Errorf("Run = %v", err)
+	}
+	if err := <-opened; err != nil {
+		t.Errorf("the service: %v", err)
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"slices"
 	"time"
 
@@ -155,7 +156,10 @@ func (f *Feed) store(ctx context.Context, q Query, after uint64, limit int, barr
 }
 
 // Stream calls emit for every matching event after the sequence after, in order
-// and each once: first what is there, then what comes. It calls gap for what
+// and each once: first what is there, then what comes. Of events with one id,
+// which a publisher that was in doubt has published again, only the first is
+// told, unless more than recentIDs others were in between or the reader came
+// back in between. It calls gap for what
 // is not kept any more; a gap that begins at or below after says that the
 // position is not of this stream, and the reader goes on from before it.
 //
@@ -181,8 +185,10 @@ type stream struct {
 	end uint64 // seq of the run's last event, 0 while not known
 	// opened: the last live read got as far as waiting for events.
 	opened bool
-	emit   func(contract.EventRecord) error
-	gap    func(from, to uint64) error
+	// told are the ids of the newest events that went by.
+	told recent
+	emit func(contract.EventRecord) error
+	gap  func(from, to uint64) error
 }
 
 func (s *stream) run(ctx context.Context) error {
@@ -266,6 +272,7 @@ func (s *stream) history(ctx context.Context, first uint64) error {
 			if rec.Seq <= s.pos {
 				continue
 			}
+			s.told.add(rec.EventID)
 			if err := s.emit(rec); err != nil {
 				return err
 			}
@@ -351,6 +358,9 @@ func (s *stream) live(ctx context.Context) error {
 			continue
 		}
 		rec, kind, ok := s.record(msg, seq)
+		// The server forgets the ids of messages after a while, and then stores an
+		// event that is published again once more. The store keeps the first.
+		ok = ok && s.told.add(rec.EventID)
 		if ok && (len(s.q.Types) == 0 || slices.Contains(s.q.Types, rec.EventType)) {
 			if err := s.emit(rec); err != nil {
 				return err
@@ -402,6 +412,37 @@ func (s *stream) runEnd(ctx context.Context) (uint64, error) {
 		return 0, nil
 	}
 	return resp.Events[0].Seq, nil
+}
+
+// recent remembers the ids of the last recentIDs events, as hashes: many streams
+// are open at the same time.
+type recent struct {
+	seed  maphash.Seed
+	known map[uint64]struct{}
+	order []uint64 // a ring once it is full
+	next  int
+}
+
+const recentIDs = 2048
+
+// add reports whether id is new.
+func (r *recent) add(id string) bool {
+	if r.known == nil {
+		r.seed, r.known = maphash.MakeSeed(), map[uint64]struct{}{}
+	}
+	h := maphash.String(r.seed, id)
+	if _, ok := r.known[h]; ok {
+		return false
+	}
+	r.known[h] = struct{}{}
+	if len(r.order) < recentIDs {
+		r.order = append(r.order, h)
+		return true
+	}
+	delete(r.known, r.order[r.next])
+	r.order[r.next] = h
+	r.next = (r.next + 1) % recentIDs
+	return true
 }
 
 func wait(ctx context.Context, d time.Duration) error {

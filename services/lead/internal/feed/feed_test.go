@@ -173,6 +173,66 @@ func TestStreamWithoutAStoreIsUnavailable(t *testing.T) {
 	}
 }
 
+// F-144: the server knows ids of messages for a few minutes only. An event that
+// is published again later is in the stream twice, and still one event: in what
+// is there, in what comes, and after history from the store.
+func TestStreamTellsAnEventOnce(t *testing.T) {
+	t.Parallel()
+	f, c, _, ctx := setup(t)
+	again := func(ev envelope.Event) uint64 {
+		t.Helper()
+		b, err := envelope.Encode(ev)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ack, err := c.JS.Publish(ctx, ev.NATSSubject(c.Names), b) // without an id for the server
+		if err != nil {
+			t.Fatal(err)
+		}
+		return ack.Sequence
+	}
+	first := run1.Message(1, "a")
+	feedtest.Publish(t, c, first)
+	if seq := again(first); seq != 2 {
+		t.Fatalf("the event that was published again has sequence %d, want 2", seq)
+	}
+	r := &reader{stopAt: 6}
+	done := make(chan error, 1)
+	go func() { done <- f.Stream(ctx, Query{Tenant: run1.Tenant}, 0, r.emit, r.gap) }()
+	natstest.Eventually(t, timeout, func() (bool, string) { return r.count() == 1, fmt.Sprint(r.count()) })
+	second := run1.Message(2, "b")
+	feedtest.Publish(t, c, second)
+	again(first)
+	again(second)
+	if seq := feedtest.Publish(t, c, run1.Message(3, "c")); seq != 6 {
+		t.Fatalf("the last event has sequence %d, want 6", seq)
+	}
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	if want := []uint64{1, 3, 6}; !slices.Equal(r.seqs, want) {
+		t.Errorf("the stream told %v, want %v", r.seqs, want)
+	}
+}
+
+// The memory of a stream is bounded, and exact as far as it goes.
+func TestRecent(t *testing.T) {
+	t.Parallel()
+	var r recent
+	for i := range 3 * recentIDs {
+		id := fmt.Sprint("e-", i)
+		if !r.add(id) || r.add(id) {
+			t.Fatalf("event %d is not new, or new twice", i)
+		}
+		if old := i - recentIDs + 1; old >= 0 && r.add(fmt.Sprint("e-", old)) {
+			t.Fatalf("event %d was forgotten after %d others", old, recentIDs-1)
+		}
+	}
+	if len(r.known) != recentIDs || len(r.order) != recentIDs {
+		t.Errorf("%d and %d ids are known, want %d", len(r.known), len(r.order), recentIDs)
+	}
+}
+
 // F-018: a position that was never given out is told at once, and nothing is
 // replayed as if it were new.
 func TestStreamUnknownPosition(t *testing.T) {

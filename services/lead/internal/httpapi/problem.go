@@ -6,9 +6,11 @@ import (
 	"errors"
 	"net/http"
 	"strconv"
+	"strings"
 	"sync"
 
 	"github.com/danielgtaylor/huma/v2"
+	"github.com/nats-io/nats.go"
 
 	"github.com/herdgate/herdgate/internal/client/wire"
 	"github.com/herdgate/herdgate/pkg/contract"
@@ -107,11 +109,17 @@ func (s *Server) problemFor(ctx context.Context, err error) error {
 		} else {
 			l.Warn().Err(err).Msg("http: unavailable")
 		}
-		return retryAfter(newProblem(http.StatusServiceUnavailable, wire.CodeUnavailable, err.Error()), retryUnavailable)
+		return retryAfter(newProblem(http.StatusServiceUnavailable, wire.CodeUnavailable, reason(err)), retryUnavailable)
 	}
 	l := s.logFor(ctx)
 	l.Error().Err(err).Msg("http: internal error")
 	return newProblem(http.StatusInternalServerError, wire.CodeInternal, "an internal error; the log has the details")
+}
+
+// reason is the text of err for somebody outside. While there is no connection
+// the client library only says that it has no buffer.
+func reason(err error) string {
+	return strings.ReplaceAll(err.Error(), nats.ErrReconnectBufExceeded.Error(), "not connected to NATS")
 }
 
 func retryAfter(p *wire.Problem, seconds int) error {

@@ -12,7 +12,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	stdlog "log"
 	"net"
 	"net/http"
 	"os"
@@ -111,6 +110,8 @@ type Deps struct {
 	Registry Subagents
 	// Probes serves /healthz, /readyz and /metrics.
 	Probes http.Handler
+	// Door, when set, is open already, and Run serves behind it.
+	Door *Door
 	// DefaultModel is what "inherit" stands for in tasks that come without a
 	// lead; empty leaves it to the executor.
 	DefaultModel string
@@ -207,6 +208,11 @@ func openAnswers(reg huma.Registry) {
 		if usage := schema.Properties["usage"]; usage != nil && usage.Ref != "" {
 			schema.Properties["usage"] = &huma.Schema{Description: usage.Description, AnyOf: []*huma.Schema{{Ref: usage.Ref}, {Type: "null"}}}
 		}
+		if name == "EventRecord" {
+			task := *schema.Properties["task_id"]
+			task.Nullable, task.Description = true, "null in events of a run"
+			schema.Properties["task_id"] = &task
+		}
 	}
 }
 
@@ -229,31 +235,27 @@ func (s *Server) Addr() net.Addr {
 	}
 }
 
-// Run listens and serves until ctx is done. It then stops accepting, ends the
+// Run listens, unless there is a door already, and serves until ctx is done. It then stops accepting, ends the
 // event streams with a comment that says why, waits for open requests, at most
 // the grace time, and returns nil. It may be called once.
 func (s *Server) Run(ctx context.Context) error {
 	if s.started.Swap(true) {
 		return errors.New("httpapi: Run was called twice")
 	}
-	ln, err := (&net.ListenConfig{}).Listen(ctx, "tcp", s.cfg.Addr)
-	if err != nil {
-		return fmt.Errorf("http.addr %s: %w", s.cfg.Addr, err)
+	door := s.deps.Door
+	if door == nil {
+		var err error
+		if door, err = openDoor(ctx, s.cfg.Addr, s.handler, s.log); err != nil {
+			return err
+		}
 	}
-	s.addr = ln.Addr()
+	defer door.Close()
+	door.handler.Store(&s.handler)
+	s.addr = door.addr
 	close(s.ready)
-	srv := &http.Server{
-		Handler:           s.handler,
-		ReadHeaderTimeout: 5 * time.Second,
-		IdleTimeout:       120 * time.Second,
-		MaxHeaderBytes:    64 << 10,
-		ErrorLog:          stdlog.New(logWriter{s.log}, "", 0),
-	}
-	served := make(chan error, 1)
-	go func() { served <- srv.Serve(ln) }()
 	s.log.Info().Str("addr", s.addr.String()).Msg("http: serving")
 	select {
-	case err := <-served:
+	case err := <-door.served:
 		s.stop(errStopping)
 		return fmt.Errorf("http: %w", err)
 	case <-ctx.Done():
@@ -261,11 +263,9 @@ func (s *Server) Run(ctx context.Context) error {
 	s.stop(errStopping)
 	fresh, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.cfg.Grace)
 	defer cancel()
-	if err := srv.Shutdown(fresh); err != nil {
+	if err := door.srv.Shutdown(fresh); err != nil {
 		s.log.Warn().Err(err).Msg("http: some requests were cut off")
-		_ = srv.Close()
 	}
-	<-served
 	return nil
 }
 

@@ -1,0 +1,106 @@
+package lead
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/herdgate/herdgate/internal/client/wire"
+	"github.com/herdgate/herdgate/internal/natstest"
+	"github.com/herdgate/herdgate/internal/process"
+	"github.com/herdgate/herdgate/internal/provision"
+)
+
+// F-182, F-184: a lead that cannot use NATS answers, and says why, from its
+// first moment: not ready, and new runs are refused instead of hanging. It goes
+// on by itself when what was missing is there.
+func TestLeadAnswersBeforeItCanWork(t *testing.T) {
+	t.Parallel()
+	nats := natstest.Start(t)
+	env, err := process.NewEnv("lead", process.Options{DataDir: t.TempDir(), HTTPAddr: freeAddr(t), Stderr: new(bytes.Buffer)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	env.InProcess = nats
+	env.Script = []byte("default: {turns: [{text: hello}]}\n")
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- Serve(ctx, env) }()
+	defer func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("Serve = %v", err)
+		}
+	}()
+	client := &http.Client{Transport: &http.Transport{}}
+	defer client.CloseIdleConnections()
+	call := func(method, path, body string) (int, http.Header, string) {
+		req, err := http.NewRequestWithContext(t.Context(), method, "http://"+env.Config.HTTP.Addr+path, strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Content-Type", "application/json")
+		resp, err := client.Do(req)
+		if err != nil {
+			return 0, nil, err.Error()
+		}
+		defer resp.Body.Close()
+		b, err := io.ReadAll(resp.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return resp.StatusCode, resp.Header, string(b)
+	}
+	natstest.Eventually(t, patience, func() (bool, string) {
+		code, _, body := call("GET", "/readyz", "")
+		return code == 503 && strings.Contains(body, "stream HG_WORK is missing"), fmt.Sprint(code, " ", body)
+	})
+	if code, _, body := call("GET", "/healthz", ""); code != 200 {
+		t.Errorf("GET /healthz = %d %s, want 200: the process is alive", code, body)
+	}
+	code, header, body := call("POST", "/v1/runs", `{"input":"x"}`)
+	var p wire.Problem
+	if err := json.Unmarshal([]byte(body), &p); err != nil || code != 503 || p.Code != wire.CodeUnavailable || p.Status != 503 ||
+		!strings.Contains(p.Detail, "stream HG_WORK is missing") || header.Get("Retry-After") == "" || header.Get("Content-Type") != wire.ProblemType {
+		t.Errorf("POST /v1/runs = %d %v %s, %v; want a problem 503 with the reason and Retry-After", code, header, body, err)
+	}
+	nats.Provision(provision.Config{MaxRunning: 3, MaxQueued: 64})
+	natstest.Eventually(t, patience, func() (bool, string) {
+		code, _, body := call("GET", "/readyz", "")
+		return code == 200, fmt.Sprint(code, " ", body)
+	})
+	if code, _, body := call("GET", "/v1/runs", ""); code != 200 {
+		t.Errorf("GET /v1/runs of a lead that is ready = %d %s", code, body)
+	}
+}
+
+// Without authentication nothing but loopback is served, also not for the time
+// of the start.
+func TestLeadRefusesAnOpenAddressAtOnce(t *testing.T) {
+	t.Parallel()
+	env, err := process.NewEnv("lead", process.Options{DataDir: t.TempDir(), HTTPAddr: "0.0.0.0:0", NATSURL: "nats://127.0.0.1:1", Stderr: new(bytes.Buffer)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	if err := Serve(ctx, env); err == nil || !strings.Contains(err.Error(), "loopback") {
+		t.Errorf("Serve on 0.0.0.0 = %v, want a refusal", err)
+	}
+}
+
+func freeAddr(t *testing.T) string {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	return ln.Addr().String()
+}
