@@ -131,6 +131,9 @@ func (a *attempt) claim(ctx context.Context) (bool, error) {
 	rec := a.grant.Record
 	now := a.s.now().UTC()
 	rec.State, rec.Executor, rec.StartedAt, rec.Writer = contract.StateRunning, a.s.cfg.Name, &now, a.s.writer.Next()
+	if m, err := a.s.deps.Models.Get(a.modelName()); err == nil { // else the task fails, and says why
+		rec.ModelName = m.ModelName()
+	}
 	rev, ok, err := a.write(giveUp, rec, a.grant.Revision)
 	if !ok || err != nil {
 		return false, err

@@ -15,9 +15,11 @@ import (
 	"github.com/herdgate/herdgate/internal/client/wire"
 	"github.com/herdgate/herdgate/internal/model"
 	"github.com/herdgate/herdgate/internal/natstest"
+	"github.com/herdgate/herdgate/internal/subagent"
 	"github.com/herdgate/herdgate/pkg/contract"
 	"github.com/herdgate/herdgate/pkg/envelope"
 	"github.com/herdgate/herdgate/services/admission"
+	"github.com/herdgate/herdgate/services/lead"
 )
 
 // Watched is a Delegator that remembers what it was asked.
@@ -283,6 +285,24 @@ func TestRecordTellsAll(t *testing.T) {
 	}
 }
 
+// EXEC-07: which model runs is decided once, and told while it runs.
+func TestModelIsToldWhileRunning(t *testing.T) {
+	t.Parallel()
+	held := NewHeld()
+	s := New(t, Options{Model: held})
+	feed := s.Follow()
+	s.Admission("adm-1")
+	s.Executor("ex-1", 1, time.Second)
+	req := Request("hold a")
+	s.Submit(req)
+	feed.started(1)
+	if rec, _ := s.Record(req.TaskID); rec.State != contract.StateRunning || rec.ModelName != "held-1" {
+		t.Errorf("record = %+v", rec)
+	}
+	held.LetAllGo()
+	feed.Ended(1)
+}
+
 // EXEC-05: a delegation that cannot be handed over leaves nothing behind.
 func TestRefusedLeavesNothing(t *testing.T) {
 	t.Parallel()
@@ -330,5 +350,50 @@ func TestRetention(t *testing.T) {
 	})
 	if n := Count(feed.Events(), Is(contract.EventTaskStarted)); n != 2 {
 		t.Errorf("%d starts, want 2", n)
+	}
+}
+
+// ADM-13: a program that starts a lead of its own brings its own limit of
+// delegations per run; one outside 1 to 50 is refused, not brought into range.
+func TestLimitsOfACaller(t *testing.T) {
+	t.Parallel()
+	s := New(t, Options{})
+	models, err := model.NewRegistry(Delegator{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	types, err := subagent.NewRegistry(subagent.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for total, ok := range map[int]bool{0: false, 1: true, 50: true, 51: false} {
+		_, err := lead.New(lead.Config{Name: "lead-1", MaxTotal: &total, HTTP: lead.HTTPConfig{Addr: "127.0.0.1:0"}},
+			lead.Deps{Bus: s.Bus, Models: models, Subagents: types})
+		if (err == nil) != ok {
+			t.Errorf("a limit of %d: %v", total, err)
+		}
+	}
+}
+
+// CAP-17: only a run's own delegations count against its limit; tasks that come
+// another way, in the same thread, neither use nor widen it.
+func TestOtherTasksDoNotCount(t *testing.T) {
+	t.Parallel()
+	s := New(t, Options{Model: Delegator{}})
+	feed := s.Follow()
+	c := s.Whole()
+	for i := range 4 {
+		if _, err := c.SubmitTask(timeout(t), wire.TaskRequest{SubagentType: "general-purpose", Prompt: fmt.Sprint("other ", i), ThreadID: "shared"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	feed.Ended(4)
+	two := 2
+	run, err := c.RunToEnd(timeout(t), wire.RunRequest{Input: "a\nb\nc", ThreadID: "shared", MaxTotalSubagents: &two})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(run.Delegations) != 2 {
+		t.Errorf("%d delegations, want the 2 that the run may make", len(run.Delegations))
 	}
 }
