@@ -146,7 +146,7 @@ func FuzzParseArgs(f *testing.F) {
 			t.Errorf("%q was taken for an object", args)
 		}
 		again, err := ParseArgs(string(args))
-		if err != nil || fmt.Sprint(again) != fmt.Sprint(args) {
+		if err != nil || string(again) != string(args) {
 			t.Errorf("%q is not stable", args)
 		}
 	})

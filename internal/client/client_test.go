@@ -83,7 +83,9 @@ func TestErrors(t *testing.T) {
 	if s := e.Error(); !strings.Contains(s, "429") || !strings.Contains(s, "body.x: odd") {
 		t.Errorf("text = %q", s)
 	}
-	answer.Store(func(w http.ResponseWriter) { http.Error(w, "<html>bad gateway "+strings.Repeat("x", 10_000), 502) })
+	answer.Store(func(w http.ResponseWriter) {
+		http.Error(w, "<html>bad gateway "+strings.Repeat("x", 10_000), http.StatusBadGateway)
+	})
 	if err := c.CancelRun(t.Context(), "r_1"); !errors.As(err, &e) || e.Status != 502 || e.Code != "" || len(e.Detail) > 500 {
 		t.Errorf("answer of a proxy = %v", err)
 	}

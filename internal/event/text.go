@@ -26,9 +26,6 @@ func Truncate(text string, max int) (string, bool) {
 	return text, false
 }
 
-// replacement stands visibly where something could not be stored.
-const replacement = string(utf8.RuneError)
-
 // Sanitize makes text storable everywhere. Bytes that are not UTF-8 (a lone
 // surrogate among them) and NUL, which databases refuse although JSON allows
 // it, become U+FFFD each, so that a reader sees that something was there.

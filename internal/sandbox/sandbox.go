@@ -138,7 +138,7 @@ type Process struct {
 	ctl   *os.File // nil without a supervisor
 	stop  chan struct{}
 	done  chan struct{}
-	wait  error // of systems where waiting reaps
+	wait  error //nolint:unused // only where waiting reaps, see direct_other.go
 	exit  Exit
 	err   error
 }

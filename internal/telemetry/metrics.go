@@ -101,7 +101,7 @@ func (m *Metrics) ServeListener(ctx context.Context, l net.Listener) error {
 	if err := srv.Shutdown(fresh); err != nil {
 		_ = srv.Close()
 	}
-	<-done
+	<-done //nolint:errcheck // it says that the server was closed
 	return nil
 }
 

@@ -562,10 +562,10 @@ func TestReadinessLooksWhenAsked(t *testing.T) {
 		if looks != 1 {
 			t.Errorf("%d looks at one moment, want 1", looks)
 		}
-		time.Sleep(checkFresh) // of the bubble's clock
+		time.Sleep(checkFresh) //nolint:forbidigo // in a bubble: its clock moves on at once
 		fault = nil
 		ready(200, `"nats":"ok"`)
-		time.Sleep(checkFresh)
+		time.Sleep(checkFresh) //nolint:forbidigo // in a bubble: its clock moves on at once
 		fault = errors.New("frozen")
 		m.Probes.Ask("nats", nil)
 		ready(200, `"nats":"ok"`)

@@ -71,7 +71,7 @@ func responders(w *world) int {
 	if err != nil {
 		w.Fatal(err)
 	}
-	defer sub.Unsubscribe() //nolint:errcheck // the connection goes with the test
+	defer sub.Unsubscribe()
 	if err := w.bus.NC.PublishRequest("$SRV.PING.herdgate-admission", inbox, nil); err != nil {
 		w.Fatal(err)
 	}

@@ -35,10 +35,9 @@ func (lister) ModelName() string { return "fake-1" }
 func (lister) Generate(_ context.Context, req model.Request, _ func(model.Delta)) (model.Response, error) {
 	last := req.Messages[len(req.Messages)-1]
 	msg := model.Message{Role: model.RoleAssistant}
-	switch {
-	case last.Role == model.RoleTool:
+	if last.Role == model.RoleTool {
 		msg.Text = "I see " + last.Text
-	default:
+	} else {
 		msg.ToolCalls = []model.ToolCall{{ID: "w", Name: "write_file", Args: `{"path":"hello.txt","content":"hi"}`}, {ID: "l", Name: "read_file", Args: `{"path":"hello.txt"}`}}
 	}
 	return model.Response{Message: msg, Model: "fake-1"}, nil

@@ -81,5 +81,5 @@ func openDoor(ctx context.Context, addr string, handler http.Handler, log zerolo
 // may be called again.
 func (d *Door) Close() {
 	_ = d.srv.Close()
-	<-d.served
+	<-d.served //nolint:errcheck // it says that the server was closed
 }

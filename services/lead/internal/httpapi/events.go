@@ -193,7 +193,7 @@ func (s *Server) stream(ctx context.Context, w http.ResponseWriter, q feed.Query
 	if err == nil {
 		err = s.deps.Feed.Stream(ctx, q, after, sw.event, sw.gap)
 	}
-	stopping := context.Cause(ctx) == errStopping
+	stopping := errors.Is(context.Cause(ctx), errStopping)
 	cancel()
 	beat.Wait()
 	l := s.logFor(ctx)

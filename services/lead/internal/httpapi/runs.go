@@ -3,6 +3,7 @@ package httpapi
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -117,7 +118,7 @@ func (s *Server) startRun(ctx context.Context, in *startRunInput) (*huma.StreamR
 		ctx, cancel := s.untilStop(ctx)
 		defer cancel()
 		rec, err = s.deps.Engine.Wait(ctx, rec.Tenant, rec.RunID)
-		if err != nil && context.Cause(ctx) == errStopping {
+		if err != nil && errors.Is(context.Cause(ctx), errStopping) {
 			err = fmt.Errorf("%w: %w; ask %s later", leaderr.ErrUnavailable, errStopping, location)
 		}
 		if err != nil {

@@ -303,7 +303,7 @@ func (s *Server) observe(next http.Handler) http.Handler {
 		w.Header().Set("X-Content-Type-Options", "nosniff")
 		defer func() {
 			v := recover()
-			if v != nil && v != http.ErrAbortHandler {
+			if err, _ := v.(error); v != nil && !errors.Is(err, http.ErrAbortHandler) {
 				l := s.logFor(ctx)
 				l.Error().Interface("panic", v).Bytes("stack", debug.Stack()).Str("path", r.URL.Path).Msg("http: panic")
 				if rec.status == 0 {
