@@ -200,8 +200,11 @@ func (f *Fleet) ready() {
 		if err := f.API.Ready(ctx); err != nil {
 			return false, "lead: " + err.Error()
 		}
-		_, err := f.API.Admission(ctx)
-		return err == nil, fmt.Sprint("admission: ", err)
+		if _, err := f.API.Admission(ctx); err != nil {
+			return false, fmt.Sprint("admission: ", err)
+		}
+		_, err := f.API.ListEvents(ctx, client.EventQuery{Limit: 1}, 0)
+		return err == nil, fmt.Sprint("event store: ", err)
 	})
 }
 

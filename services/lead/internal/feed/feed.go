@@ -140,11 +140,31 @@ func (f *Feed) List(ctx context.Context, q Query) (Page, error) {
 	return page, nil
 }
 
+// How long a store that does not answer is waited for, and how often it is asked
+// meanwhile: a sink that is started again is back by then.
+const (
+	storePatience = 2 * time.Second
+	storePause    = 100 * time.Millisecond
+)
+
 func (f *Feed) store(ctx context.Context, q Query, after uint64, limit int, barrier uint64) (eventapi.ListResponse, error) {
-	resp, err := eventapi.List(ctx, f.c, eventapi.ListRequest{
+	req := eventapi.ListRequest{
 		Tenant: q.Tenant, ThreadID: q.ThreadID, RunID: q.RunID, TaskID: q.TaskID, Types: q.Types,
 		AfterSeq: after, Limit: limit, BarrierSeq: barrier, WaitMS: eventapi.MaxWait.Milliseconds(),
-	})
+	}
+	resp, err := eventapi.List(ctx, f.c, req)
+	patience := time.NewTimer(storePatience)
+	defer patience.Stop()
+	for waiting := true; waiting && errors.Is(err, eventapi.ErrUnavailable); {
+		select {
+		case <-ctx.Done():
+			waiting = false
+		case <-patience.C:
+			waiting = false
+		case <-time.After(storePause):
+			resp, err = eventapi.List(ctx, f.c, req)
+		}
+	}
 	var refused *eventapi.Error
 	switch {
 	case errors.As(err, &refused) && refused.Code == eventapi.CodeInvalid:

@@ -528,3 +528,29 @@ func TestList(t *testing.T) {
 		t.Errorf("List with a pattern = %v, want ErrInvalid", err)
 	}
 }
+
+// A sink that is started again, or a little later than the lead, is waited for
+// instead of refusing the reader.
+func TestListWaitsForALateStore(t *testing.T) {
+	t.Parallel()
+	f, c, _, ctx := setup(t)
+	type answer struct {
+		page Page
+		err  error
+	}
+	got := make(chan answer, 1)
+	go func() {
+		page, err := f.List(ctx, Query{Tenant: contract.DefaultTenant, Limit: 10})
+		got <- answer{page, err}
+	}()
+	// There was nobody for the first question; the next one finds a store.
+	select {
+	case a := <-got:
+		t.Fatalf("List = %+v, %v before there is a store", a.page, a.err)
+	case <-time.After(2 * storePause):
+	}
+	feedtest.NewStore(t, c).Load(0)
+	if a := <-got; a.err != nil {
+		t.Errorf("List = %v with a store that came late", a.err)
+	}
+}
