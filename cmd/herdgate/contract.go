@@ -93,8 +93,8 @@ func describeContract(n contract.Names) description {
 		RunStatuses: texts(contract.RunRunning, contract.RunCompleted, contract.RunFailed, contract.RunCancelled),
 		StopReasons: texts(contract.StopTokenCapped, contract.StopTurnCapped, contract.StopLoopCapped, contract.StopSafetyCapped,
 			contract.StopSubagentCapped, contract.StopLengthCapped),
-		ErrorCodes: texts(contract.ErrQueueFull, contract.ErrQueueTimeout, contract.ErrExecutorLost, contract.ErrLLM, contract.ErrTool,
-			contract.ErrPolicyDenied, contract.ErrInvalidRequest, contract.ErrInternal),
+		ErrorCodes: texts(contract.ErrQueueFull, contract.ErrQueueTimeout, contract.ErrExecutorLost, contract.ErrExecutorStalled, contract.ErrLLM,
+			contract.ErrTool, contract.ErrPolicyDenied, contract.ErrInvalidRequest, contract.ErrInternal),
 		ProblemCodes: []string{
 			wire.CodeInvalidRequest, wire.CodeUnauthorized, wire.CodeForbidden, wire.CodeNotFound, wire.CodeMethodNotAllowed,
 			wire.CodeAlreadyFinished, wire.CodeQueueFull, wire.CodePayloadTooLarge, wire.CodeUnavailable, wire.CodeInternal,

@@ -106,7 +106,7 @@ func TestContract(t *testing.T) {
 			t.Errorf("event type %+v is not described", e)
 		}
 	}
-	if !slices.Contains(d.ErrorCodes, "queue_full") || !slices.Contains(d.TaskStatuses, "timed_out") {
+	if !slices.Contains(d.ErrorCodes, "queue_full") || !slices.Contains(d.ErrorCodes, "executor_stalled") || !slices.Contains(d.TaskStatuses, "timed_out") {
 		t.Errorf("codes %v, statuses %v", d.ErrorCodes, d.TaskStatuses)
 	}
 	if left, _ := os.ReadDir(dir); len(left) != 0 {

@@ -218,6 +218,7 @@ const (
 type Executor struct {
 	MaxTasks            int    `yaml:"max_tasks" jsonschema:"minimum=1,maximum=1024" jsonschema_description:"Tasks that one process runs at the same time."`
 	DrainTimeoutSeconds int    `yaml:"drain_timeout_seconds" jsonschema:"minimum=0,maximum=86400" jsonschema_description:"How long running tasks may go on after SIGTERM. 0: they are handed back at once."`
+	StallTimeoutSeconds int    `yaml:"stall_timeout_seconds" jsonschema:"minimum=1,maximum=86400" jsonschema_description:"A running task in which nothing happens for this long ends as failed: no piece of an answer, no output, no step."`
 	RetryLost           string `yaml:"retry_lost" jsonschema:"enum=not_started,enum=never,enum=always" jsonschema_description:"Which tasks run again when their executor was lost."`
 }
 

@@ -51,7 +51,7 @@ func Default() Config {
 			MaxResultChars:          100_000,
 			ResultPreviewMaxChars:   2000,
 		},
-		Executor:  Executor{MaxTasks: 8, DrainTimeoutSeconds: 60, RetryLost: RetryNotStarted},
+		Executor:  Executor{MaxTasks: 8, DrainTimeoutSeconds: 60, StallTimeoutSeconds: 600, RetryLost: RetryNotStarted},
 		Workspace: Workspace{Backend: WorkspaceLocal, Sandbox: SandboxLandlock, ToolOutputMaxChars: 20_000},
 		LoopDetection: LoopDetection{
 			Enabled:           true,

@@ -82,7 +82,8 @@ type Response struct {
 }
 
 // Delta is a piece of an answer as it streams in. It is for display and for
-// noticing life, never for decisions: those wait for the Response.
+// noticing life, never for decisions: those wait for the Response. An empty one
+// says only that more of the answer has come, nothing of which is for display.
 type Delta struct {
 	Text     string
 	ToolCall string // name of a call that has begun

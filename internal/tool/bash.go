@@ -128,7 +128,10 @@ func runBash(ctx context.Context, w *Workspace, o Options, command string, timeo
 		buf := make([]byte, 32<<10)
 		for {
 			n, err := r.Read(buf)
-			c.write(buf[:n])
+			if n > 0 {
+				c.write(buf[:n])
+				Progress(ctx)
+			}
 			if err != nil {
 				return
 			}
@@ -137,11 +140,13 @@ func runBash(ctx context.Context, w *Workspace, o Options, command string, timeo
 
 	timer := time.NewTimer(timeout)
 	defer timer.Stop()
+	Progress(ctx) // it has begun, which may have taken a while
 	timedOut := false
 	select {
 	case <-p.Done():
 	case <-timer.C:
 		timedOut = true
+		Progress(ctx) // its own limit is dealt with here, and the model is told
 	case <-ctx.Done():
 	}
 	p.Stop()

@@ -114,6 +114,9 @@ const (
 	ErrQueueTimeout ErrorCode = "queue_timeout"
 	// ErrExecutorLost: the executor died or was cut off; the work may have had effects.
 	ErrExecutorLost ErrorCode = "executor_lost"
+	// ErrExecutorStalled: nothing happened in the task for longer than the executor
+	// allows, so it was stopped; the work may have had effects.
+	ErrExecutorStalled ErrorCode = "executor_stalled"
 	// ErrLLM: the model provider failed for good.
 	ErrLLM ErrorCode = "llm_error"
 	// ErrTool: a tool made it impossible to go on.

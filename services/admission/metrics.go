@@ -10,6 +10,7 @@ type metrics struct {
 	leader, running, queued               prometheus.Gauge
 	grants, lost, fenced, takeovers, dead prometheus.Counter
 	grantSeconds                          prometheus.Histogram
+	stuck                                 *stuckDeliveries
 }
 
 func newMetrics(reg prometheus.Registerer) *metrics {
@@ -28,13 +29,14 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		fenced:    counter("fence_rejections_total", "writes refused because the leader key had moved"),
 		takeovers: counter("takeovers_total", "reigns begun"),
 		dead:      counter("dead_letters_total", "messages that could not be used"),
+		stuck:     newStuckDeliveries(),
 		grantSeconds: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Namespace: "herdgate", Subsystem: "admission", Name: "grant_seconds", Help: "time from the record of a grant to its message",
 			Buckets: prometheus.ExponentialBuckets(0.0001, 4, 8),
 		}),
 	}
 	if reg != nil {
-		reg.MustRegister(m.leader, m.running, m.queued, m.grants, m.lost, m.fenced, m.takeovers, m.dead, m.grantSeconds)
+		reg.MustRegister(m.leader, m.running, m.queued, m.grants, m.lost, m.fenced, m.takeovers, m.dead, m.grantSeconds, m.stuck.total)
 	}
 	return m
 }

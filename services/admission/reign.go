@@ -83,6 +83,7 @@ func (s *Service) reign(ctx context.Context, won crown) error {
 	part("task bucket", r.watchBucket)
 	part("request stream", r.watchRequests)
 	part("dead letters", r.buryAll)
+	part("advisories", r.watchAdvisories)
 	for range workers {
 		part("worker", func(ctx context.Context) error { return r.work(ctx, work) })
 	}

@@ -27,6 +27,7 @@ import (
 var (
 	errCancelled = errors.New("the task was cancelled")
 	errTimeout   = errors.New("the task's time limit is over")
+	errStalled   = errors.New("nothing happens in the task")
 	errHandBack  = errors.New("the executor drains and hands the task back")
 	// errFenced: the record or the event history has moved on without us.
 	errFenced = errors.New("fenced: the task is no longer ours")
@@ -48,6 +49,9 @@ type attempt struct {
 	base   time.Time
 	cancel context.CancelCauseFunc
 	log    zerolog.Logger
+
+	progress    atomic.Int64 // when something happened last, as time since base
+	stopKeeping func()       // ends the renewals of the lease
 }
 
 // take claims one grant and begins its task. It returns what is left to do, or
@@ -102,6 +106,7 @@ func (s *Service) take(work context.Context, msg jetstream.Msg) func() {
 	s.metrics.claimed.Inc()
 	a.log.Info().Msg("claimed")
 	keeping, stopKeeping := context.WithCancel(context.WithoutCancel(ctx))
+	a.stopKeeping = stopKeeping
 	kept := make(chan struct{})
 	go func() { defer close(kept); a.keep(keeping) }()
 	job, end, err := a.begin(ctx)
@@ -350,6 +355,9 @@ func (a *attempt) end(ctx context.Context, span trace.Span, end outcome.End, err
 		return
 	case errors.Is(err, errCancelled):
 		end = outcome.Map(outcome.Outcome{Kind: outcome.CancelObserved}).With(end)
+	case errors.Is(err, errStalled):
+		a.s.metrics.stalled.Inc()
+		end = outcome.Map(outcome.Outcome{Kind: outcome.Exception, Code: contract.ErrExecutorStalled, Message: a.stallText()}).With(end)
 	case errors.Is(err, errTimeout):
 		end = outcome.Map(outcome.Outcome{Kind: outcome.ExecutionTimeout, TimeoutSeconds: a.grant.Request.Subagent.TimeoutSeconds}).With(end)
 	case err != nil:

@@ -3,8 +3,8 @@
 // and writes the end once.
 //
 // An attempt moves through: granted → lease → claimed → started → steps → end.
-// It stops early for one of few causes: cancelled, out of time, handed back
-// because the process drains, or fenced — its lease ran out by its own clock or
+// It stops early for one of few causes: cancelled, out of time, stalled because
+// nothing happens in it, handed back because the process drains, or fenced — its lease ran out by its own clock or
 // the record moved under it. A fenced attempt writes nothing any more.
 //
 // What always holds: no effect (model call, tool start, event) begins before the
@@ -50,6 +50,9 @@ type Config struct {
 	// DrainTimeout is how long running tasks may go on after a stop was asked
 	// for; 0 means 60 s. What is left then is handed back.
 	DrainTimeout time.Duration
+	// StallTimeout is how long nothing may happen in a task before it ends as
+	// failed; 0 means 600 s.
+	StallTimeout time.Duration
 }
 
 // Deps is what the service needs from outside. Bus, Models and Tools are required.
@@ -97,6 +100,12 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	}
 	if cfg.DrainTimeout == 0 {
 		cfg.DrainTimeout = 60 * time.Second
+	}
+	if cfg.StallTimeout == 0 {
+		cfg.StallTimeout = 600 * time.Second
+	}
+	if cfg.StallTimeout < 0 {
+		return nil, fmt.Errorf("executor: executor.stall_timeout_seconds must be at least 1, got %v", cfg.StallTimeout)
 	}
 	if cfg.Pool == "" {
 		cfg.Pool = contract.DefaultPool

@@ -18,12 +18,16 @@ import (
 	"github.com/herdgate/herdgate/internal/event"
 	"github.com/herdgate/herdgate/internal/model"
 	"github.com/herdgate/herdgate/internal/natstest"
+	"github.com/herdgate/herdgate/internal/sandbox"
 	"github.com/herdgate/herdgate/internal/tool"
 	"github.com/herdgate/herdgate/pkg/contract"
 	"github.com/herdgate/herdgate/pkg/envelope"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	sandbox.Main() // commands of tools run through this binary
+	goleak.VerifyTestMain(m)
+}
 
 const patience = 20 * time.Second
 
@@ -57,13 +61,17 @@ func newWorld(t *testing.T, opts ...natstest.Option) *world {
 	return w
 }
 
-func (w *world) service(c *bus.Conn) *Service {
+func (w *world) service(c *bus.Conn, change ...func(*Config)) *Service {
 	w.Helper()
 	models, err := model.NewRegistry(w.model)
 	if err != nil {
 		w.Fatal(err)
 	}
-	s, err := New(Config{Name: "ex-1", MaxTasks: 2, DrainTimeout: time.Millisecond}, Deps{
+	cfg := Config{Name: "ex-1", MaxTasks: 2, DrainTimeout: time.Millisecond}
+	for _, f := range change {
+		f(&cfg)
+	}
+	s, err := New(cfg, Deps{
 		Bus: c, Models: models, Now: w.clock.now, Log: zerolog.New(zerolog.NewTestWriter(w)),
 		Tools: func(contract.TaskRequest) ([]tool.Tool, func(), error) { return w.tools, func() {}, w.noWS },
 	})
@@ -96,12 +104,14 @@ type fakeModel struct {
 	mu     sync.Mutex
 	calls  int
 	answer func(ctx context.Context, n int) (model.Response, error)
+	tell   func(model.Delta) // of the call that is answered
 }
 
 func (*fakeModel) Name() string      { return "fake" }
 func (*fakeModel) ModelName() string { return "fake-1" }
-func (f *fakeModel) Generate(ctx context.Context, _ model.Request, _ func(model.Delta)) (model.Response, error) {
+func (f *fakeModel) Generate(ctx context.Context, _ model.Request, onDelta func(model.Delta)) (model.Response, error) {
 	f.mu.Lock()
+	f.tell = onDelta
 	f.calls++
 	n, answer := f.calls, f.answer
 	f.mu.Unlock()

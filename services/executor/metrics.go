@@ -7,6 +7,7 @@ type metrics struct {
 	claimed prometheus.Counter
 	ended   *prometheus.CounterVec
 	fenced  prometheus.Counter
+	stalled prometheus.Counter
 }
 
 func newMetrics(reg prometheus.Registerer) *metrics {
@@ -15,9 +16,10 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		claimed: prometheus.NewCounter(prometheus.CounterOpts{Namespace: "herdgate", Subsystem: "executor", Name: "claims_total", Help: "grants claimed"}),
 		ended:   prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "herdgate", Subsystem: "executor", Name: "ends_total", Help: "ends written, by state"}, []string{"state"}),
 		fenced:  prometheus.NewCounter(prometheus.CounterOpts{Namespace: "herdgate", Subsystem: "executor", Name: "fenced_total", Help: "attempts that lost their lease or their record"}),
+		stalled: prometheus.NewCounter(prometheus.CounterOpts{Namespace: "herdgate", Subsystem: "executor", Name: "stalled_total", Help: "attempts that were stopped because nothing happened in them"}),
 	}
 	if reg != nil {
-		reg.MustRegister(m.running, m.claimed, m.ended, m.fenced)
+		reg.MustRegister(m.running, m.claimed, m.ended, m.fenced, m.stalled)
 	}
 	return m
 }

@@ -68,16 +68,23 @@ func (j *job) close() { j.stop(); j.done() }
 // used so far.
 func (j *job) run() (outcome.End, error) {
 	defer j.close()
-	a, ctx, req := j.a, j.ctx, j.a.grant.Request
+	a, req := j.a, j.a.grant.Request
 	a.begun.Store(true)
+	awake := a.watchProgress()
+	ctx := tool.WithProgress(j.ctx, a.progressed)
 	res, err := agent.Run(ctx, agent.Config{
 		Agent: req.Subagent.Name, Model: j.model, Tools: j.tools, MaxTurns: req.Subagent.MaxTurns,
 		Gate: a.gate, Log: a.log, Tracer: a.s.tracer,
+		OnDelta:        func(model.Delta) { a.progressed() },
+		ToolMiddleware: []agent.ToolMiddleware{a.tellToolProgress},
 		OnMessage: func(ctx context.Context, msg model.Message, usage *contract.Usage, modelName string) error {
+			a.progressed()
+			defer a.progressed() // what the bus takes is none of the work's silence
 			a.index++
 			return a.publish(ctx, event.Running(a.rec, a.index, event.BuildStep(msg), modelName, usage, a.s.source(), a.s.now()))
 		},
 	}, firstMessages(req))
+	awake()
 	end := outcome.End{Usage: res.Usage, ModelName: res.ModelName}
 	if end.ModelName == "" {
 		end.ModelName = j.model.ModelName()

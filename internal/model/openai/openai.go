@@ -137,7 +137,10 @@ func (m *Model) Generate(ctx context.Context, req model.Request, onDelta func(mo
 	idle := time.AfterFunc(m.cfg.IdleTimeout, func() { cancel(errIdle) })
 	defer idle.Stop()
 
-	res, err := m.ask(inner, params, req, onDelta, func() { idle.Reset(m.cfg.IdleTimeout) })
+	res, err := m.ask(inner, params, req, onDelta, func() {
+		idle.Reset(m.cfg.IdleTimeout)
+		onDelta(model.Delta{}) // reasoning and arguments show nothing, but are life
+	})
 	if err == nil {
 		return res, nil
 	}

@@ -67,7 +67,7 @@ func (r *retrying) Generate(ctx context.Context, req model.Request, onDelta func
 	start := time.Now()
 	for attempt := 1; ; attempt++ {
 		shown := false
-		res, err := r.Model.Generate(ctx, req, func(d model.Delta) { shown = true; onDelta(d) })
+		res, err := r.Model.Generate(ctx, req, func(d model.Delta) { shown = shown || d != (model.Delta{}); onDelta(d) })
 		if err == nil {
 			return res, nil
 		}
