@@ -92,7 +92,7 @@ behaviours: ## list every rule with the tests that name it, and the rules withou
 	go run ./test/behaviours
 
 .PHONY: model
-model: ## check the admission protocol with Spin (needs spin and gcc; about 20 minutes)
+model: ## check the admission protocol with Spin (needs spin and gcc; 2 to 6 minutes)
 	docs/model/check.sh
 
 .PHONY: clean
