@@ -48,7 +48,7 @@ test-e2e: ## run the tests over separate processes only (make test runs them too
 	go test -race -shuffle=on -timeout=10m -count=1 -v ./test/e2e/...
 
 .PHONY: bench
-bench: ## measure an idle delegation beside a raw JetStream publish and consume
+bench: ## measure delegation and the gate beside raw JetStream, in one run
 	go test -run='^$$' -bench=. -benchtime=2s -timeout=10m ./test/...
 
 .PHONY: lint

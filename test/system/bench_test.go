@@ -80,7 +80,7 @@ func watchTypes(b *testing.B, s *System) (started, ended <-chan arrival) {
 	return st, en
 }
 
-func await(b *testing.B, ch <-chan arrival, id contract.TaskID) time.Time {
+func await(b testing.TB, ch <-chan arrival, id contract.TaskID) time.Time {
 	for {
 		select {
 		case a := <-ch:
