@@ -160,11 +160,10 @@ func (st *stage) end(outer context.Context, grace, abandon time.Duration) []erro
 	case <-st.finished:
 		return st.result()
 	case <-outer.Done():
-		st.cut(context.Cause(outer))
+		st.cutOff(context.Cause(outer))
 	case <-timer.C:
-		st.cut(ErrGraceOver)
+		st.cutOff(ErrGraceOver)
 	}
-	st.log.Warn().Strs("components", st.left()).AnErr("reason", context.Cause(st.hard)).Msg("cutting off the work that is left")
 	last := time.NewTimer(abandon)
 	defer last.Stop()
 	select {
@@ -173,6 +172,13 @@ func (st *stage) end(outer context.Context, grace, abandon time.Duration) []erro
 	case <-last.C:
 		return append(st.result(), fmt.Errorf("%w within %s of being cut off: %s", ErrStuck, abandon, strings.Join(st.left(), ", ")))
 	}
+}
+
+// cutOff ends the work that is left. It tells whose before it does: afterwards
+// they may be gone.
+func (st *stage) cutOff(reason error) {
+	st.log.Warn().Strs("components", st.left()).AnErr("reason", reason).Msg("cutting off the work that is left")
+	st.cut(reason)
 }
 
 func (st *stage) left() []string {
