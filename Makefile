@@ -51,6 +51,35 @@ test-e2e: ## run the tests over separate processes only (make test runs them too
 bench: ## measure delegation and the gate beside raw JetStream, in one run
 	go test -run='^$$' -bench=. -benchtime=2s -timeout=10m ./test/...
 
+# What chaos does follows from its seed: make chaos CHAOS_SEED=1 does the same again.
+CHAOS_SEED ?= 0
+CHAOS := go test -count=1 -v ./test/e2e -chaos.seed=$(CHAOS_SEED)
+CHAOS_SAYS := grep -vE '^ *(\{|\[[0-9]+\]|=== )'
+
+.PHONY: chaos
+chaos: ## everything dies, pauses and is cut off, as a seed plans it, for 9 minutes (CHAOS_SEED=)
+	$(CHAOS) -run='^TestChaos$$' -timeout=15m -chaos.length=9m | $(CHAOS_SAYS)
+
+.PHONY: chaos-short
+chaos-short: ## the same for 65 seconds, as .ci/run does it
+	$(CHAOS) -run='^TestChaos$$' -timeout=5m -chaos.length=65s | $(CHAOS_SAYS)
+
+.PHONY: chaos-mutants
+chaos-mutants: ## show that chaos finds services that are broken on purpose (3 minutes)
+	$(CHAOS) -run='^TestChaosFindsMutants$$' -timeout=10m -chaos.mutants | $(CHAOS_SAYS)
+
+.PHONY: scale
+scale: ## what 100,000 waiting tasks cost, and that they cost no more than they may (1 minute)
+	go test -count=1 -v -timeout=10m -run='^TestWaiting$$' ./test/system -scale.waiting=100000
+
+.PHONY: soak
+soak: ## 5,000 leases over 4 executors beside busy processes, for 5 minutes; none may run out
+	go test -count=1 -v -timeout=15m -run='^TestSoak$$' ./test/system -soak.leases=5000 -soak.ttl=15s -soak.length=5m -soak.burn=4
+
+.PHONY: failover
+failover: ## measure how long fail-overs of the gate take, ten times each kind (4 minutes)
+	go test -count=1 -v -timeout=25m -run='^(TestFailOver|TestNetworkCut)$$' ./test/e2e -failover.samples=10 -failover.waiting=1000 | grep -E '_test.go|^ *---|^ok|^FAIL'
+
 .PHONY: lint
 lint: $(GOLANGCI) ## go vet and golangci-lint
 	go vet work

@@ -84,7 +84,7 @@ func describeContract(n contract.Names) description {
 		},
 		Buckets: map[string]string{"tasks": n.TaskBucket(), "runs": n.RunBucket(), "blobs": n.BlobStore()},
 		Keys: map[string]string{
-			"task": contract.TaskKey(task), "lease": contract.LeaseKey(task), "cancel": contract.CancelKey(task),
+			"task": contract.TaskKey(task), "lease": contract.LeaseKey(task), "cancel": contract.CancelKey(task), "trial": contract.TrialKey(task),
 			"leader": contract.LeaderKey, "limits": contract.LimitsKey, "run": contract.RunKey(run),
 		},
 		Consumers: map[string]string{"executors": n.GrantConsumer("<pool>"), "eventsink": n.SinkConsumer()},

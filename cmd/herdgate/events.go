@@ -17,7 +17,7 @@ func (a *app) eventsCommand() *cobra.Command {
 	var types []string
 	var after uint64
 	var limit int
-	var follow bool
+	var follow, allAttempts bool
 	cmd := &cobra.Command{
 		Use: "events", Short: "print events as JSON lines", Args: cobra.NoArgs,
 		Long: `Prints the stored events that match, one JSON record a line, oldest first. With
@@ -45,7 +45,7 @@ without --task), until that run ends.`,
 			}
 			stderr := cmd.ErrOrStderr()
 			q := client.EventQuery{
-				RunID: contract.RunID(run), TaskID: contract.TaskID(task), ThreadID: contract.ThreadID(thread), Types: split(types),
+				RunID: contract.RunID(run), TaskID: contract.TaskID(task), ThreadID: contract.ThreadID(thread), Types: split(types), AllAttempts: allAttempts,
 				OnGap: func(g wire.Gap) {
 					fmt.Fprintf(stderr, "the events %d to %d are no longer kept\n", g.FromSeq, g.ToSeq)
 				},
@@ -89,6 +89,7 @@ without --task), until that run ends.`,
 	f.StringVar(&thread, "thread", "", "events of this thread")
 	f.StringSliceVar(&types, "type", nil, "stored type, such as subagent.end; may be repeated or joined by commas")
 	f.Uint64Var(&after, "after-seq", 0, "only events after this sequence")
+	f.BoolVar(&allAttempts, "all-attempts", false, "with --task: also what attempts told that were followed by another one")
 	f.BoolVar(&follow, "follow", false, "go on with events as they come")
 	f.IntVar(&limit, "limit", 0, "stop after so many; 0 prints all")
 	return cmd

@@ -9,6 +9,7 @@ require (
 	github.com/gofrs/flock v0.13.2
 	github.com/herdgate/herdgate/internal v0.0.0
 	github.com/herdgate/herdgate/pkg/contract v0.1.0
+	github.com/herdgate/herdgate/pkg/envelope v0.1.0
 	github.com/herdgate/herdgate/services/admission v0.0.0
 	github.com/herdgate/herdgate/services/eventsink v0.0.0
 	github.com/herdgate/herdgate/services/executor v0.0.0
@@ -47,7 +48,6 @@ require (
 	github.com/google/go-tpm v0.9.8 // indirect
 	github.com/google/uuid v1.6.0 // indirect
 	github.com/grpc-ecosystem/grpc-gateway/v2 v2.30.0 // indirect
-	github.com/herdgate/herdgate/pkg/envelope v0.1.0 // indirect
 	github.com/inconshreveable/mousetrap v1.1.0 // indirect
 	github.com/invopop/jsonschema v0.14.0 // indirect
 	github.com/klauspost/compress v1.20.4 // indirect

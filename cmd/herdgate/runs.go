@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"io"
 
@@ -18,61 +19,53 @@ func (a *app) runsCommand() *cobra.Command {
 	var thread, status string
 	list := &cobra.Command{
 		Use: "list", Short: "list runs, newest first", Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			c, err := a.client()
-			if err != nil {
-				return err
-			}
+		RunE: asks(a, func(ctx context.Context, c *client.Client, _ string) (wire.RunPage, error) {
 			q.ThreadID, q.Status = contract.ThreadID(thread), contract.RunStatus(status)
-			page, err := c.ListRuns(cmd.Context(), q)
-			if err != nil {
-				return a.explain(err)
-			}
-			if a.json() {
-				return printJSON(cmd.OutOrStdout(), page)
-			}
-			return printRuns(cmd.OutOrStdout(), cmd.ErrOrStderr(), page)
-		},
+			return c.ListRuns(ctx, q)
+		}, printRuns),
 	}
 	list.Flags().StringVar(&thread, "thread", "", "runs of this thread")
 	list.Flags().StringVar(&status, "status", "", "running, completed, failed or cancelled")
 	pageFlags(list, &q.Limit, &q.Cursor)
 	show := &cobra.Command{
 		Use: "show RUN_ID", Short: "show a run with its delegations and its answer", Args: cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			c, err := a.client()
-			if err != nil {
-				return err
-			}
-			run, err := c.GetRun(cmd.Context(), contract.RunID(args[0]))
-			if err != nil {
-				return a.explain(err)
-			}
-			if a.json() {
-				return printJSON(cmd.OutOrStdout(), run)
-			}
-			return printRun(cmd.OutOrStdout(), run)
-		},
+		RunE: asks(a, func(ctx context.Context, c *client.Client, id string) (wire.Run, error) {
+			return c.GetRun(ctx, contract.RunID(id))
+		}, printRun),
 	}
 	cancel := &cobra.Command{
 		Use: "cancel RUN_ID", Short: "cancel a run and every task of it", Args: cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			c, err := a.client()
-			if err != nil {
-				return err
-			}
-			id := contract.RunID(args[0])
-			if err := c.CancelRun(cmd.Context(), id); err != nil {
-				return a.explain(err)
-			}
-			if a.json() {
-				return printJSON(cmd.OutOrStdout(), wire.Cancelling{RunID: id, Status: wire.StatusCancelling})
-			}
-			return write(cmd.OutOrStdout(), fmt.Appendf(nil, "run %s is being cancelled\n", printable.Line(args[0])))
-		},
+		RunE: asks(a, func(ctx context.Context, c *client.Client, id string) (wire.Cancelling, error) {
+			return wire.Cancelling{RunID: contract.RunID(id), Status: wire.StatusCancelling}, c.CancelRun(ctx, contract.RunID(id))
+		}, func(w, _ io.Writer, v wire.Cancelling) error {
+			return write(w, fmt.Appendf(nil, "run %s is being cancelled\n", printable.Line(string(v.RunID))))
+		}),
 	}
 	cmd.AddCommand(list, show, cancel)
 	return cmd
+}
+
+// asks is a verb that asks the server for something, about what its argument names
+// if it has one, and prints the answer.
+func asks[T any](a *app, ask func(ctx context.Context, c *client.Client, id string) (T, error), show func(stdout, stderr io.Writer, v T) error) func(*cobra.Command, []string) error {
+	return func(cmd *cobra.Command, args []string) error {
+		c, err := a.client()
+		if err != nil {
+			return err
+		}
+		var id string
+		if len(args) > 0 {
+			id = args[0]
+		}
+		v, err := ask(cmd.Context(), c, id)
+		if err != nil {
+			return a.explain(err)
+		}
+		if a.json() {
+			return printJSON(cmd.OutOrStdout(), v)
+		}
+		return show(cmd.OutOrStdout(), cmd.ErrOrStderr(), v)
+	}
 }
 
 // help is what a verb does that needs another word.
@@ -104,7 +97,7 @@ func printRuns(w, stderr io.Writer, page wire.RunPage) error {
 	return t.print(w, "")
 }
 
-func printRun(w io.Writer, r wire.Run) error {
+func printRun(w, _ io.Writer, r wire.Run) error {
 	var t table
 	t.row("run", cell(string(r.RunID)))
 	t.row("thread", cell(string(r.ThreadID)))

@@ -132,7 +132,7 @@ func TestWorkWithARunningSystem(t *testing.T) {
 		s := do("tasks", "show", task, "--output", "json").want(t, 0).stdout
 		return strings.Contains(s, `"running"`), s
 	})
-	contains(t, "admission status", do("admission", "status").want(t, 0).stdout, "running        1 of 3", task)
+	contains(t, "admission status", do("admission", "status").want(t, 0).stdout, "running           1 of 3", task)
 	contains(t, "tasks cancel", do("tasks", "cancel", task).want(t, 0).stdout, "cancelled")
 	// The follower ends at the last event of the task, not by itself.
 	r = do("events", "--task", task, "--type", "subagent.end", "--follow", "--limit", "1").want(t, 0)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -24,21 +25,10 @@ func (a *app) tasksList() *cobra.Command {
 	var run, status string
 	cmd := &cobra.Command{
 		Use: "list", Short: "list tasks, newest first", Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			c, err := a.client()
-			if err != nil {
-				return err
-			}
+		RunE: asks(a, func(ctx context.Context, c *client.Client, _ string) (wire.TaskPage, error) {
 			q.RunID, q.Status = contract.RunID(run), contract.TaskStatus(status)
-			page, err := c.ListTasks(cmd.Context(), q)
-			if err != nil {
-				return a.explain(err)
-			}
-			if a.json() {
-				return printJSON(cmd.OutOrStdout(), page)
-			}
-			return printTasks(cmd.OutOrStdout(), cmd.ErrOrStderr(), page)
-		},
+			return c.ListTasks(ctx, q)
+		}, printTasks),
 	}
 	cmd.Flags().StringVar(&run, "run", "", "tasks of this run")
 	cmd.Flags().StringVar(&status, "status", "", "queued, running, completed, failed, cancelled or timed_out")
@@ -49,45 +39,25 @@ func (a *app) tasksList() *cobra.Command {
 func (a *app) tasksShow() *cobra.Command {
 	return &cobra.Command{
 		Use: "show TASK_ID", Short: "show a task with its result", Args: cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			c, err := a.client()
-			if err != nil {
-				return err
-			}
-			t, err := c.GetTask(cmd.Context(), contract.TaskID(args[0]))
-			if err != nil {
-				return a.explain(err)
-			}
-			if a.json() {
-				return printJSON(cmd.OutOrStdout(), t)
-			}
-			return printTask(cmd.OutOrStdout(), t)
-		},
+		RunE: asks(a, func(ctx context.Context, c *client.Client, id string) (wire.Task, error) {
+			return c.GetTask(ctx, contract.TaskID(id))
+		}, printTask),
 	}
 }
 
 func (a *app) tasksCancel() *cobra.Command {
 	return &cobra.Command{
 		Use: "cancel TASK_ID", Short: "cancel a task", Args: cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			c, err := a.client()
-			if err != nil {
-				return err
-			}
-			id := contract.TaskID(args[0])
-			err = c.CancelTask(cmd.Context(), id)
+		RunE: asks(a, func(ctx context.Context, c *client.Client, id string) (wire.Cancelling, error) {
+			err := c.CancelTask(ctx, contract.TaskID(id))
 			var api *client.Error
 			if errors.As(err, &api) && api.Code == wire.CodeAlreadyFinished {
-				return fmt.Errorf("task %s has ended before: %s", printable.Line(args[0]), printable.Line(api.FinishedStatus))
+				err = fmt.Errorf("task %s has ended before: %s", printable.Line(id), printable.Line(api.FinishedStatus))
 			}
-			if err != nil {
-				return a.explain(err)
-			}
-			if a.json() {
-				return printJSON(cmd.OutOrStdout(), wire.Cancelling{TaskID: id, Status: wire.StatusCancelling})
-			}
-			return write(cmd.OutOrStdout(), fmt.Appendf(nil, "task %s is being cancelled\n", printable.Line(args[0])))
-		},
+			return wire.Cancelling{TaskID: contract.TaskID(id), Status: wire.StatusCancelling}, err
+		}, func(w, _ io.Writer, v wire.Cancelling) error {
+			return write(w, fmt.Appendf(nil, "task %s is being cancelled\n", printable.Line(string(v.TaskID))))
+		}),
 	}
 }
 
@@ -146,7 +116,7 @@ func printTasks(w, stderr io.Writer, page wire.TaskPage) error {
 	return t.print(w, "")
 }
 
-func printTask(w io.Writer, x wire.Task) error {
+func printTask(w, _ io.Writer, x wire.Task) error {
 	var t table
 	t.row("task", cell(string(x.TaskID)))
 	t.row("run", cell(string(x.RunID)))

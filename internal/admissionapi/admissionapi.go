@@ -36,20 +36,53 @@ type Status struct {
 	// Leader is the process that holds the gate; empty when nobody does.
 	Leader string `json:"leader"`
 	// Epoch is the leader key's revision with which the leader won.
-	Epoch          uint64     `json:"epoch"`
+	Epoch uint64 `json:"epoch"`
+	// MaxRunning, Running and Queued count all pools.
 	MaxRunning     int        `json:"max_running"`
 	Running        int        `json:"running"`
 	Queued         int        `json:"queued"`
 	MaxQueued      int        `json:"max_queued"`
 	OldestQueuedAt *time.Time `json:"oldest_queued_at"`
 	Slots          []Slot     `json:"slots"`
-	// QueuePosition is the place of the task that was asked for: 1 is next. It
-	// is absent when that task is not waiting.
+	// Pools has every pool, the default pool first.
+	Pools  []Pool `json:"pools,omitempty"`
+	Totals Totals `json:"totals"`
+	// QueuePosition is the place of the task that was asked for in the queue of
+	// its pool: 1 is next, unless limits hold it back. It is absent when that
+	// task is not waiting.
 	QueuePosition *int `json:"queue_position,omitempty"`
+}
+
+// Pool is the use of one pool.
+type Pool struct {
+	Pool           contract.Pool `json:"pool"`
+	MaxRunning     int           `json:"max_running"`
+	Running        int           `json:"running"`
+	Queued         int           `json:"queued"`
+	OldestQueuedAt *time.Time    `json:"oldest_queued_at"`
+}
+
+// Totals count what the process that leads has done since it was started; its
+// metrics say the same.
+type Totals struct {
+	Since  time.Time `json:"since"`
+	Grants int       `json:"grants"`
+	// Expiries are attempts whose lease ran out.
+	Expiries int `json:"expiries"`
+	// Refusals are tasks that were ended instead of granted, by error code. What
+	// found the queue full was refused before it came here.
+	Refusals map[contract.ErrorCode]int `json:"refusals,omitempty"`
+	// FenceRejections are writes that the server refused because another process
+	// had become the leader.
+	FenceRejections int `json:"fence_rejections"`
+	// Takeovers are how often it became the leader.
+	Takeovers int `json:"takeovers"`
 }
 
 // Slot is a slot in use.
 type Slot struct {
+	Pool contract.Pool `json:"pool,omitempty"`
+	// Slot is a number within the pool.
 	Slot     int             `json:"slot"`
 	TaskID   contract.TaskID `json:"task_id"`
 	Executor string          `json:"executor"`

@@ -16,7 +16,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime/debug"
 	"strings"
 	"sync"
 
@@ -26,6 +25,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 	"go.opentelemetry.io/otel/trace/noop"
 
+	"github.com/herdgate/herdgate/internal/fault"
 	"github.com/herdgate/herdgate/internal/model"
 	"github.com/herdgate/herdgate/internal/tool"
 	"github.com/herdgate/herdgate/pkg/contract"
@@ -121,9 +121,9 @@ const nudge = "Your last reply was empty. Answer now, or call a tool."
 func Run(ctx context.Context, cfg Config, messages []model.Message) (res Result, err error) {
 	l := newLoop(cfg, messages)
 	defer func() {
-		if p := recover(); p != nil {
-			l.cfg.Log.Error().Interface("panic", p).Bytes("stack", debug.Stack()).Msg("the agent loop panicked")
-			res, err = l.result, fmt.Errorf("internal fault: %v", p)
+		if f := fault.Of(recover()); f != nil {
+			f.Log(l.cfg.Log.Error()).Msg("the agent loop panicked")
+			res, err = l.result, f
 		}
 	}()
 	err = l.run(ctx)
@@ -318,15 +318,24 @@ func (l *loop) runSome(ctx context.Context, index int, msg model.Message, answer
 			defer func() { <-places }()
 			defer endTurn()
 			defer endFiles()
-			if wait(ctx) != nil {
-				return // ctx is done, and nothing is appended
-			}
-			// Asked here and not before the wait, which may have been long.
-			if err := l.stopped(ctx); err != nil {
+			// A panic here is beyond the recover of Run, which is another goroutine's.
+			err := fault.Catch(func() error {
+				if wait(ctx) != nil {
+					return nil // ctx is done, and nothing is appended
+				}
+				// Asked here and not before the wait, which may have been long.
+				if err := l.stopped(ctx); err != nil {
+					return err
+				}
+				results[i] = l.runTool(ctx, msg, call, ordinal, i)
+				return nil
+			})
+			if err != nil {
+				if f := fault.As(err); f != nil {
+					f.Log(l.cfg.Log.Error()).Msg("the agent loop panicked")
+				}
 				stop(err)
-				return
 			}
-			results[i] = l.runTool(ctx, msg, call, ordinal, i)
 		})
 	}
 	wg.Wait()
@@ -477,9 +486,9 @@ func (l *loop) callName(name string) string {
 func (l *loop) wrapToolErrors(next Invoke) Invoke {
 	return func(ctx context.Context, t tool.Tool, call tool.Call) (res tool.Result, err error) {
 		defer func() {
-			if p := recover(); p != nil {
-				l.cfg.Log.Error().Str("tool", t.Spec().Name).Interface("panic", p).Bytes("stack", debug.Stack()).Msg("a tool panicked")
-				res, err = toolError(t, fmt.Errorf("internal fault: %v", p)), nil
+			if f := fault.Of(recover()); f != nil {
+				f.Log(l.cfg.Log.Error()).Str("tool", t.Spec().Name).Msg("a tool panicked")
+				res, err = toolError(t, f), nil
 			}
 		}()
 		res, err = next(ctx, t, call)

@@ -9,12 +9,14 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/rs/zerolog"
 	"go.uber.org/goleak"
 
+	"github.com/herdgate/herdgate/internal/fault"
 	"github.com/herdgate/herdgate/internal/model"
 	"github.com/herdgate/herdgate/internal/tool"
 	"github.com/herdgate/herdgate/pkg/contract"
@@ -623,6 +625,33 @@ func TestModelPanics(t *testing.T) {
 	}}, Tools: []tool.Tool{&fakeTool{name: "good"}}}), user("go"))
 	if err == nil || !strings.Contains(err.Error(), "kaboom") || res.Usage == nil || len(res.Messages) != 3 {
 		t.Errorf("%v, result %+v", err, res)
+	}
+}
+
+// The same beside a tool, in a goroutine of its own: the other tools end first.
+func TestPanicBesideATool(t *testing.T) {
+	t.Parallel()
+	var asked atomic.Int32
+	var ended atomic.Bool
+	began := make(chan struct{})
+	res, err := Run(context.Background(), with(Config{
+		Model: says(calls(call("a", "waits", ""), call("b", "waits", ""))),
+		Gate: func() error {
+			if asked.Add(1) == 3 { // after the model and the first tool
+				<-began
+				panic("kaboom")
+			}
+			return nil
+		},
+		Tools: []tool.Tool{&fakeTool{"waits", func(ctx context.Context, _ tool.Call) (tool.Result, error) {
+			close(began)
+			<-ctx.Done()
+			ended.Store(true)
+			return tool.Result{}, nil
+		}}},
+	}), user("go"))
+	if fault.As(err) == nil || !strings.Contains(err.Error(), "kaboom") || !ended.Load() || len(res.Messages) != 2 {
+		t.Errorf("%v, the other tool has ended: %v, result %+v", err, ended.Load(), res)
 	}
 }
 

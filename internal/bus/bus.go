@@ -12,6 +12,8 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/http"
+	"strconv"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -26,7 +28,8 @@ type Conn struct {
 	JS    jetstream.JetStream
 	Names contract.Names
 
-	line *line
+	line  *line
+	calls *calls
 }
 
 // WriteTimeout bounds one write. A write that is refused for lack of rights
@@ -39,9 +42,10 @@ var (
 	// ErrConflict: the expectation did not hold. On a cluster, a write beside
 	// another one in flight can get it although nothing has moved.
 	ErrConflict = errors.New("write refused: the expected revision is not the last")
-	// ErrDoubt: there was no answer. The write may have landed, may land later,
-	// or may be lost.
-	ErrDoubt = errors.New("write in doubt: no answer from the server")
+	// ErrDoubt: there was no answer, or none that says what became of the write. It
+	// may have landed, may land later, or may be lost. A read with it found nobody
+	// who could answer.
+	ErrDoubt = errors.New("in doubt: no certain answer from the server")
 	// ErrFull: a bounded stream has no room.
 	ErrFull = errors.New("stream is full")
 	// ErrExists: the subject already has its one message.
@@ -50,6 +54,8 @@ var (
 	ErrTooLarge = errors.New("message is too large")
 	// ErrNotFound: there is no message on the subject.
 	ErrNotFound = errors.New("no message on the subject")
+	// ErrNotProvisioned: there is no such stream, bucket or consumer.
+	ErrNotProvisioned = errors.New("not there; run `herdgate provision`")
 )
 
 // Write is one message for a stream. It carries at most one expectation.
@@ -82,61 +88,121 @@ type Ack struct {
 // ctx is done or the connection is lost. Its errors are those of this package,
 // wrapped.
 func (c *Conn) Publish(ctx context.Context, w Write) (Ack, error) {
-	ctx, cancel := context.WithTimeout(ctx, WriteTimeout)
-	defer cancel()
-	ctx, hangUp := c.line.whole(ctx)
-	defer hangUp()
-	msg, opts := w.message()
-	ack, err := c.JS.PublishMsg(ctx, msg, opts...)
+	sent, err := c.Send(w)
 	if err != nil {
-		return Ack{}, fmt.Errorf("publish %s: %w", w.Subject, Classify(err))
+		return Ack{}, err
 	}
-	return Ack{Seq: ack.Sequence, Duplicate: ack.Duplicate}, nil
+	return sent.Wait(ctx)
+}
+
+// Sent is a write that is on its way.
+type Sent struct {
+	subject string
+	call    *call
+}
+
+// Send writes without waiting; what one goroutine sends reaches the server in that
+// order. Whoever sends must wait.
+func (c *Conn) Send(w Write) (Sent, error) {
+	call, err := c.calls.send(c.NC, w.message())
+	if err != nil {
+		return Sent{}, fmt.Errorf("publish %s: %w", w.Subject, Classify(err))
+	}
+	return Sent{w.Subject, call}, nil
+}
+
+// Done is closed when Wait will not wait any more.
+func (s Sent) Done() <-chan struct{} { return s.call.done }
+
+// Wait waits for the acknowledgement as [Conn.Publish] does.
+func (s Sent) Wait(ctx context.Context) (Ack, error) {
+	ack, err := s.wait(ctx)
+	if err != nil {
+		return Ack{}, fmt.Errorf("publish %s: %w", s.subject, Classify(err))
+	}
+	return ack, nil
+}
+
+func (s Sent) wait(ctx context.Context) (Ack, error) {
+	msg, err := s.call.wait(ctx)
+	if errors.Is(err, nats.ErrNoResponders) {
+		return Ack{}, jetstream.ErrNoStreamResponse
+	}
+	if err != nil {
+		return Ack{}, err
+	}
+	var answer struct {
+		Error     *jetstream.APIError `json:"error"`
+		Stream    string              `json:"stream"`
+		Seq       uint64              `json:"seq"`
+		Duplicate bool                `json:"duplicate"`
+	}
+	switch err := json.Unmarshal(msg.Data, &answer); {
+	case err != nil, answer.Error == nil && answer.Stream == "":
+		return Ack{}, jetstream.ErrInvalidJSAck
+	case answer.Error != nil:
+		return Ack{}, answer.Error
+	}
+	return Ack{Seq: answer.Seq, Duplicate: answer.Duplicate}, nil
 }
 
 // PublishAsync writes without waiting. The caller must look at the future, whose
-// error is to be read with [Classify].
+// error is to be read with [Classify]. For many messages at once: it holds back
+// who sends more than the server takes.
 func (c *Conn) PublishAsync(w Write) (jetstream.PubAckFuture, error) {
-	msg, opts := w.message()
-	f, err := c.JS.PublishMsgAsync(msg, append(opts, jetstream.WithStallWait(WriteTimeout))...)
+	// The default retry of nats.go would send again behind our back after "no
+	// responders"; for a write with an expectation the caller decides that.
+	f, err := c.JS.PublishMsgAsync(w.message(), jetstream.WithRetryAttempts(0), jetstream.WithStallWait(WriteTimeout))
 	if err != nil {
 		return nil, fmt.Errorf("publish %s: %w", w.Subject, Classify(err))
 	}
 	return f, nil
 }
 
-func (w Write) message() (*nats.Msg, []jetstream.PublishOpt) {
+func (w Write) message() *nats.Msg {
 	msg := nats.NewMsg(w.Subject)
 	msg.Data = w.Data
 	for k, v := range w.Header {
 		msg.Header[k] = v
 	}
-	// The default retry of nats.go would send again behind our back after "no
-	// responders"; for a write with an expectation the caller decides that.
-	opts := []jetstream.PublishOpt{jetstream.WithRetryAttempts(0)}
+	set := func(key, v string) { msg.Header[key] = []string{v} }
 	if w.MsgID != "" {
-		opts = append(opts, jetstream.WithMsgID(w.MsgID))
+		set(jetstream.MsgIDHeader, w.MsgID)
 	}
 	if w.TTL > 0 {
-		opts = append(opts, jetstream.WithMsgTTL(w.TTL))
+		set(jetstream.MsgTTLHeader, w.TTL.String())
 	}
 	if w.Expect != nil {
-		if w.ExpectSubject == "" || w.ExpectSubject == w.Subject {
-			opts = append(opts, jetstream.WithExpectLastSequencePerSubject(*w.Expect))
-		} else {
-			opts = append(opts, jetstream.WithExpectLastSequenceForSubject(*w.Expect, w.ExpectSubject))
+		set(jetstream.ExpectedLastSubjSeqHeader, strconv.FormatUint(*w.Expect, 10))
+		if w.ExpectSubject != "" && w.ExpectSubject != w.Subject {
+			set(jetstream.ExpectedLastSubjSeqSubjHeader, w.ExpectSubject)
 		}
 	}
-	return msg, opts
+	return msg
 }
 
-// Error codes of the server that we act on.
+// Error codes of the server that we act on. No other package looks at one, except
+// for provision, which asks for other things.
 const (
 	codeWrongLastSequence         jetstream.ErrorCode = 10071
 	codeWrongLastSequenceConstant jetstream.ErrorCode = 10164
-	codeStreamStoreFailed         jetstream.ErrorCode = 10077 // a limit with discard new
-	codeMessageExceedsMaximum     jetstream.ErrorCode = 10054
-	codeMessageNotFound           jetstream.ErrorCode = 10037
+	// The store took nothing: because of a limit, with discard new, or for
+	// another reason that only its text tells.
+	codeStreamStoreFailed     jetstream.ErrorCode = 10077
+	codeMessageExceedsMaximum jetstream.ErrorCode = 10054
+	codeMessageNotFound       jetstream.ErrorCode = 10037
+	// An earlier write with the same id is under way and not stored yet.
+	codeDuplicateInProcess jetstream.ErrorCode = 10158
+	codeStreamNotFound     jetstream.ErrorCode = 10059
+	codeConsumerNotFound   jetstream.ErrorCode = 10014
+)
+
+// Texts of the server with codeStreamStoreFailed.
+const (
+	textMaxPerSubject = "per subject exceeded"
+	textMaxMsgs       = "maximum messages exceeded"
+	textMaxBytes      = "maximum bytes exceeded"
+	textTooLarge      = "message too large"
 )
 
 // Racing reports whether a conflict may have come from a write of our own or a
@@ -146,8 +212,12 @@ func Racing(err error) bool {
 	return errors.As(err, &api) && api.ErrorCode == codeWrongLastSequenceConstant
 }
 
-// Classify turns an error of a write into one of this package's, keeping the
-// cause. Unknown errors come back as they are.
+// Classify turns an error of the server, or of the way to it, into one of this
+// package's, keeping the cause. It is the one place that knows what those errors
+// mean. Unknown errors come back as they are.
+//
+// What a server says while it stops, or while its cluster has no leader, is no
+// refusal: others of the cluster may have stored the write, so it is in doubt.
 func Classify(err error) error {
 	var (
 		api     *jetstream.APIError
@@ -161,20 +231,33 @@ func Classify(err error) error {
 		case codeWrongLastSequence, codeWrongLastSequenceConstant:
 			return fmt.Errorf("%w: %w", ErrConflict, err)
 		case codeStreamStoreFailed:
-			if containsFold(api.Description, "per subject") {
+			switch {
+			case containsFold(api.Description, textMaxPerSubject):
 				return fmt.Errorf("%w: %w", ErrExists, err)
+			case containsFold(api.Description, textMaxMsgs), containsFold(api.Description, textMaxBytes):
+				return fmt.Errorf("%w: %w", ErrFull, err)
+			case containsFold(api.Description, textTooLarge):
+				return fmt.Errorf("%w: %w", ErrTooLarge, err)
 			}
-			return fmt.Errorf("%w: %w", ErrFull, err)
+			return fmt.Errorf("%w: %w", ErrDoubt, err)
 		case codeMessageExceedsMaximum:
 			return fmt.Errorf("%w: %w", ErrTooLarge, err)
+		case codeDuplicateInProcess:
+			return fmt.Errorf("%w: %w", ErrDoubt, err)
+		case codeMessageNotFound:
+			return fmt.Errorf("%w: %w", ErrNotFound, err)
+		case codeStreamNotFound, codeConsumerNotFound:
+			return fmt.Errorf("%w: %w", ErrNotProvisioned, err)
 		}
-		if api.Code >= 500 {
+		if api.Code >= 500 || api.Code == http.StatusTooManyRequests {
 			return fmt.Errorf("%w: %w", ErrDoubt, err)
 		}
 		return err
 	case errors.Is(err, nats.ErrMaxPayload):
 		return fmt.Errorf("%w: %w", ErrTooLarge, err)
-	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled),
+	case errors.Is(err, jetstream.ErrBucketNotFound):
+		return fmt.Errorf("%w: %w", ErrNotProvisioned, err)
+	case errors.Is(err, errCut), errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled),
 		errors.Is(err, nats.ErrTimeout), errors.Is(err, jetstream.ErrNoStreamResponse),
 		errors.Is(err, nats.ErrNoResponders), errors.Is(err, nats.ErrConnectionClosed),
 		errors.Is(err, nats.ErrDisconnected), errors.Is(err, nats.ErrReconnectBufExceeded),
@@ -212,8 +295,6 @@ func (c *Conn) Get(ctx context.Context, stream string, seq uint64) (Message, err
 }
 
 func (c *Conn) get(ctx context.Context, stream string, req map[string]any) (Message, error) {
-	ctx, cancel := context.WithTimeout(ctx, WriteTimeout)
-	defer cancel()
 	var resp struct {
 		Error   *jetstream.APIError `json:"error"`
 		Message *struct {
@@ -228,10 +309,7 @@ func (c *Conn) get(ctx context.Context, stream string, req map[string]any) (Mess
 		return Message{}, err
 	}
 	if resp.Error != nil {
-		if resp.Error.ErrorCode == codeMessageNotFound {
-			return Message{}, fmt.Errorf("%s %v: %w", stream, req, ErrNotFound)
-		}
-		return Message{}, fmt.Errorf("%s %v: %w", stream, req, resp.Error)
+		return Message{}, fmt.Errorf("%s %v: %w", stream, req, Classify(resp.Error))
 	}
 	if resp.Message == nil {
 		return Message{}, fmt.Errorf("%s %v: the server's answer holds no message", stream, req)
@@ -249,8 +327,6 @@ func (c *Conn) get(ctx context.Context, stream string, req map[string]any) (Mess
 
 // DeleteMsg removes the message with sequence seq. Removing what is gone is fine.
 func (c *Conn) DeleteMsg(ctx context.Context, stream string, seq uint64) error {
-	ctx, cancel := context.WithTimeout(ctx, WriteTimeout)
-	defer cancel()
 	var resp struct {
 		Error *jetstream.APIError `json:"error"`
 	}
@@ -266,7 +342,7 @@ func (c *Conn) DeleteMsg(ctx context.Context, stream string, seq uint64) error {
 	if _, err := c.Get(ctx, stream, seq); errors.Is(err, ErrNotFound) {
 		return nil
 	}
-	return fmt.Errorf("delete %s %d: %w", stream, seq, resp.Error)
+	return fmt.Errorf("delete %s %d: %w", stream, seq, Classify(resp.Error))
 }
 
 func (c *Conn) api(ctx context.Context, endpoint string, req, resp any) error {
@@ -274,9 +350,11 @@ func (c *Conn) api(ctx context.Context, endpoint string, req, resp any) error {
 	if err != nil {
 		return err
 	}
-	ctx, hangUp := c.line.whole(ctx)
-	defer hangUp()
-	msg, err := c.NC.RequestWithContext(ctx, "$JS.API."+endpoint, body)
+	call, err := c.calls.send(c.NC, &nats.Msg{Subject: "$JS.API." + endpoint, Data: body})
+	if err != nil {
+		return fmt.Errorf("%s: %w", endpoint, Classify(err))
+	}
+	msg, err := call.wait(ctx)
 	if err != nil {
 		return fmt.Errorf("%s: %w", endpoint, Classify(err))
 	}

@@ -85,8 +85,8 @@ func TestErrorClasses(t *testing.T) {
 	if _, err = c.Get(ctx, c.TaskStream(), 999); !errors.Is(err, bus.ErrNotFound) {
 		t.Errorf("Get of an absent sequence = %v, want ErrNotFound", err)
 	}
-	if _, err = c.Last(ctx, "NO_STREAM", "x"); err == nil || errors.Is(err, bus.ErrNotFound) {
-		t.Errorf("Last in an absent stream = %v, want an error other than ErrNotFound", err)
+	if _, err = c.Last(ctx, "NO_STREAM", "x"); !errors.Is(err, bus.ErrNotProvisioned) || errors.Is(err, bus.ErrNotFound) {
+		t.Errorf("Last in an absent stream = %v, want ErrNotProvisioned and not ErrNotFound", err)
 	}
 }
 
@@ -292,19 +292,59 @@ func expired(t *testing.T, c *bus.Conn, key string) bus.Message {
 	return m
 }
 
-func TestClassifyCodes(t *testing.T) {
+// What each error means is decided in one place. Most of these are also provoked
+// with real servers: here, in facts_test.go and cluster_test.go, and in test/e2e.
+func TestClassify(t *testing.T) {
 	t.Parallel()
-	for code, want := range map[jetstream.ErrorCode]bool{10164: true, 10071: false} {
-		err := bus.Classify(fmt.Errorf("nats: %w", &jetstream.APIError{Code: 400, ErrorCode: code}))
-		if !errors.Is(err, bus.ErrConflict) || bus.Racing(err) != want {
-			t.Errorf("code %d: %v, racing %v; want ErrConflict, %v", code, err, bus.Racing(err), want)
+	code := func(status int, code jetstream.ErrorCode, text string) error {
+		return fmt.Errorf("nats: %w", &jetstream.APIError{Code: status, ErrorCode: code, Description: text})
+	}
+	for name, tt := range map[string]struct {
+		err  error
+		want error
+	}{
+		"10071: another revision":               {code(400, 10071, "wrong last sequence: 7"), bus.ErrConflict},
+		"10164: beside another write":           {code(400, 10164, "wrong last sequence"), bus.ErrConflict},
+		"10077: a message is there":             {code(503, 10077, "maximum messages per subject exceeded"), bus.ErrExists},
+		"10077: so many messages":               {code(503, 10077, "maximum messages exceeded"), bus.ErrFull},
+		"10077: so many bytes":                  {code(503, 10077, "maximum bytes exceeded"), bus.ErrFull},
+		"10077: so large":                       {code(503, 10077, "message too large"), bus.ErrTooLarge},
+		"10077: a server that stops":            {code(503, 10077, "store is closed"), bus.ErrDoubt}, // the other copies may have it
+		"10054: so large":                       {code(400, 10054, "message size exceeds maximum allowed"), bus.ErrTooLarge},
+		"10158: an earlier try is under way":    {code(409, 10158, "duplicate message id is in process"), bus.ErrDoubt},
+		"10167: the server is behind":           {code(429, 10167, "too many requests"), bus.ErrDoubt},
+		"10008: no leader":                      {code(503, 10008, "JetStream system temporarily unavailable"), bus.ErrDoubt},
+		"10047: no storage":                     {code(500, 10047, "insufficient storage resources available"), bus.ErrDoubt},
+		"10037: no such message":                {code(404, 10037, "no message found"), bus.ErrNotFound},
+		"10059: no such stream":                 {jetstream.ErrStreamNotFound, bus.ErrNotProvisioned},
+		"10014: no such consumer":               {jetstream.ErrConsumerNotFound, bus.ErrNotProvisioned},
+		"no such bucket":                        {jetstream.ErrBucketNotFound, bus.ErrNotProvisioned},
+		"nobody takes the subject":              {jetstream.ErrNoStreamResponse, bus.ErrDoubt},
+		"nobody answers":                        {nats.ErrNoResponders, bus.ErrDoubt},
+		"no answer in time":                     {context.DeadlineExceeded, bus.ErrDoubt},
+		"no answer in time, by the library":     {nats.ErrTimeout, bus.ErrDoubt},
+		"no answer while we waited":             {context.Canceled, bus.ErrDoubt},
+		"no connection":                         {nats.ErrReconnectBufExceeded, bus.ErrDoubt},
+		"no answer that can be read":            {jetstream.ErrInvalidJSAck, bus.ErrDoubt},
+		"larger than the server takes":          {nats.ErrMaxPayload, bus.ErrTooLarge},
+		"400 of another kind is the cause only": {code(400, 10003, "bad request"), nil},
+		"anything else":                         {errors.New("other"), nil},
+	} {
+		got := bus.Classify(tt.err)
+		if !errors.Is(got, tt.err) {
+			t.Errorf("%s: %v has lost its cause", name, got)
+		}
+		for _, class := range []error{bus.ErrConflict, bus.ErrDoubt, bus.ErrFull, bus.ErrExists, bus.ErrTooLarge, bus.ErrNotFound, bus.ErrNotProvisioned} {
+			if errors.Is(got, class) != errors.Is(class, tt.want) {
+				t.Errorf("%s: %q; want %v", name, got, tt.want)
+			}
+		}
+		if want := strings.HasPrefix(name, "10164"); bus.Racing(got) != want {
+			t.Errorf("%s: racing is %v, want %v", name, !want, want)
 		}
 	}
 	if bus.Racing(nil) || bus.Classify(nil) != nil {
 		t.Error("no error is neither racing nor classified")
-	}
-	if other := errors.New("other"); !errors.Is(bus.Classify(other), other) || errors.Is(bus.Classify(other), bus.ErrDoubt) {
-		t.Error("an unknown error must come back as it is")
 	}
 }
 

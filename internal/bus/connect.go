@@ -47,7 +47,7 @@ func Connect(ctx context.Context, cfg Config, log zerolog.Logger) (*Conn, error)
 	if err != nil {
 		return nil, err
 	}
-	line := newLine()
+	line, calls := newLine(), newCalls()
 	opts := []nats.Option{
 		nats.Name(cfg.Name),
 		nats.CustomInboxPrefix("_INBOX_" + inboxToken(cfg.Name)),
@@ -71,6 +71,7 @@ func Connect(ctx context.Context, cfg Config, log zerolog.Logger) (*Conn, error)
 		}),
 		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
 			line.cut()
+			calls.cut()
 			if err != nil {
 				log.Warn().Err(err).Msg("nats: disconnected")
 			}
@@ -117,7 +118,11 @@ func Connect(ctx context.Context, cfg Config, log zerolog.Logger) (*Conn, error)
 		nc.Close()
 		return nil, fmt.Errorf("nats: jetstream: %w", err)
 	}
-	return &Conn{NC: nc, JS: js, Names: names, line: line}, nil
+	if err := calls.listen(nc); err != nil {
+		nc.Close()
+		return nil, fmt.Errorf("nats: subscribe to answers: %w", err)
+	}
+	return &Conn{NC: nc, JS: js, Names: names, line: line, calls: calls}, nil
 }
 
 // Close waits until what was sent has left, at most a few seconds, and closes.

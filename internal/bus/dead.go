@@ -9,6 +9,8 @@ import (
 	"unicode"
 
 	"github.com/nats-io/nats.go"
+
+	"github.com/herdgate/herdgate/pkg/envelope"
 )
 
 // Headers of a dead letter. Its body is the message as it came.
@@ -20,21 +22,32 @@ const (
 	// HeaderOmitted is the size of a body that was left out because the letter
 	// would be too large, in bytes.
 	HeaderOmitted = "Herdgate-Body-Omitted"
+	// HeaderDeliveries is how often the message had been delivered, where a
+	// consumer delivered it.
+	HeaderDeliveries = "Herdgate-Deliveries"
 )
+
+// kept are the headers of a message that its dead letter has as well.
+var kept = []string{envelope.HeaderTraceParent, envelope.HeaderTraceState, envelope.HeaderContentType, HeaderDeliveries}
 
 // maxReasonBytes bounds the reason of a dead letter.
 const maxReasonBytes = 1000
 
 // Bury keeps a message of stream that origin, a service, can never use, with the
-// reason. Burying it again soon stores nothing.
+// reason and its trace. Burying it again soon stores nothing.
 func (c *Conn) Bury(ctx context.Context, origin, stream string, m Message, reason error) error {
 	seq := strconv.FormatUint(m.Seq, 10)
 	w := Write{
 		Subject: c.Names.Dead(origin), Data: m.Data, MsgID: origin + "/" + stream + "/" + seq,
 		Header: nats.Header{
-			HeaderReason: {headerText(reason.Error())}, HeaderOriginSubject: {headerText(m.Subject)},
+			HeaderReason: {HeaderText(reason.Error())}, HeaderOriginSubject: {HeaderText(m.Subject)},
 			HeaderOriginStream: {stream}, HeaderOriginSeq: {seq},
 		},
+	}
+	for _, h := range kept {
+		if v := m.Header.Get(h); v != "" {
+			w.Header.Set(h, v)
+		}
 	}
 	_, err := c.Publish(ctx, w)
 	if errors.Is(err, ErrTooLarge) && len(w.Data) > 0 {
@@ -48,8 +61,8 @@ func (c *Conn) Bury(ctx context.Context, origin, stream string, m Message, reaso
 	return nil
 }
 
-// headerText makes text fit for a header: one line, bounded.
-func headerText(s string) string {
+// HeaderText makes text fit for a header: one line, bounded.
+func HeaderText(s string) string {
 	s = strings.Map(func(r rune) rune {
 		if unicode.IsControl(r) {
 			return ' '
@@ -59,5 +72,5 @@ func headerText(s string) string {
 	if len(s) > maxReasonBytes {
 		s = strings.ToValidUTF8(s[:maxReasonBytes], "") + "…"
 	}
-	return s
+	return strings.TrimSpace(s)
 }

@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/nats-io/nats.go"
+
 	"github.com/herdgate/herdgate/internal/bus"
 	"github.com/herdgate/herdgate/internal/natstest"
 )
@@ -15,7 +17,9 @@ func TestBury(t *testing.T) {
 	t.Parallel()
 	_, c := natstest.New(t)
 	ctx := testContext(t)
-	m := bus.Message{Subject: "hg.v1.x", Seq: 7, Data: []byte("body")}
+	m := bus.Message{Subject: "hg.v1.x", Seq: 7, Data: []byte("body"), Header: nats.Header{
+		"traceparent": {"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}, bus.HeaderDeliveries: {"3"}, "Nats-Msg-Id": {"x"}, "X-Other": {"y"},
+	}}
 	for range 2 {
 		if err := c.Bury(ctx, "admission", "HG_WORK", m, errors.New("no\r\nobject\x00\xff "+strings.Repeat("界", 1000))); err != nil {
 			t.Fatal(err)
@@ -32,7 +36,8 @@ func TestBury(t *testing.T) {
 	if !strings.HasPrefix(reason, "no  object \ufffd 界") || len(reason) > 1010 || !strings.HasSuffix(reason, "界…") {
 		t.Errorf("reason = %q", reason)
 	}
-	for h, want := range map[string]string{bus.HeaderOriginSubject: "hg.v1.x", bus.HeaderOriginStream: "HG_WORK", bus.HeaderOriginSeq: "7"} {
+	for h, want := range map[string]string{bus.HeaderOriginSubject: "hg.v1.x", bus.HeaderOriginStream: "HG_WORK", bus.HeaderOriginSeq: "7",
+		"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", bus.HeaderDeliveries: "3", "X-Other": ""} {
 		if v := got.Header.Get(h); v != want {
 			t.Errorf("%s = %q, want %q", h, v, want)
 		}

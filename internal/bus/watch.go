@@ -53,7 +53,7 @@ func (c *Conn) Watch(ctx context.Context, w Watch, fn func(m Message, pending ui
 		case errors.As(err, &mine):
 			return mine.err
 		case errors.Is(err, jetstream.ErrStreamNotFound):
-			return fmt.Errorf("watch %s: %w; run `herdgate provision`", w.Stream, err)
+			return fmt.Errorf("watch %s: %w", w.Stream, Classify(err))
 		}
 		if next > 0 {
 			// What is told as the past was told; from here on it is one sequence.
@@ -99,11 +99,12 @@ func (c *Conn) watchOnce(ctx context.Context, w Watch, onStart func(uint64), nex
 	if err != nil {
 		return err
 	}
-	stop := context.AfterFunc(ctx, it.Stop)
-	defer stop()
+	// Stopped from here alone: stopped from beside, while the library replaces the
+	// consumer after a silence, it would go on with the new one, and Next wait for
+	// ever.
 	defer it.Stop()
 	for {
-		msg, err := it.Next()
+		msg, err := it.Next(jetstream.NextContext(ctx))
 		if errors.Is(err, jetstream.ErrNoHeartbeat) {
 			continue
 		}

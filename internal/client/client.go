@@ -198,6 +198,8 @@ type EventQuery struct {
 	TaskID   contract.TaskID
 	// Types are stored types such as subagent.end.
 	Types []string
+	// AllAttempts shows with TaskID what superseded attempts of the task told as well.
+	AllAttempts bool
 	// Limit is the size of a page; streams do not use it.
 	Limit int
 	// OnGap, when set, is told by a stream of events that cannot be had any more.
@@ -213,6 +215,9 @@ func (q EventQuery) values(after uint64) url.Values {
 	v.set("task_id", string(q.TaskID))
 	for _, t := range q.Types {
 		url.Values(v).Add("type", t)
+	}
+	if q.AllAttempts {
+		v.set("attempts", "all")
 	}
 	v.number("after_seq", after)
 	return url.Values(v)

@@ -155,6 +155,7 @@ type AgentOverride struct {
 	TimeoutSeconds *int    `yaml:"timeout_seconds" jsonschema:"minimum=1,maximum=31536000" jsonschema_description:"How long a task may run."`
 	MaxTurns       *int    `yaml:"max_turns" jsonschema:"minimum=1,maximum=1000000" jsonschema_description:"Model calls of a task."`
 	Model          *string `yaml:"model" jsonschema:"minLength=1,maxLength=128,pattern=\\S" jsonschema_description:"A name out of models, or inherit."`
+	Pool           *string `yaml:"pool" jsonschema:"minLength=1,maxLength=64" jsonschema_description:"Pool in which its tasks run: default, or a name out of subagent_runtime.pools."`
 	// Skills: nil leaves the definition's, empty means none.
 	Skills      Names        `yaml:"skills" jsonschema:"maxItems=1000" jsonschema_extras:"x-items=name" jsonschema_description:"Skills of the type. null: the definition's. []: none."`
 	TokenBudget *TokenBudget `yaml:"token_budget" jsonschema_description:"Budget of a task of this type, in place of subagents.token_budget."`
@@ -174,6 +175,7 @@ type CustomAgent struct {
 	Model          string `yaml:"model" jsonschema:"minLength=1,maxLength=128,pattern=\\S" jsonschema_description:"A name out of models, or inherit: the parent's."`
 	MaxTurns       int    `yaml:"max_turns" jsonschema:"minimum=1,maximum=1000000" jsonschema_description:"Model calls of a task."`
 	TimeoutSeconds int    `yaml:"timeout_seconds" jsonschema:"minimum=1,maximum=31536000" jsonschema_description:"How long a task may run."`
+	Pool           string `yaml:"pool" jsonschema:"minLength=1,maxLength=64" jsonschema_description:"Pool in which its tasks run: default, or a name out of subagent_runtime.pools."`
 }
 
 // The admission policies.
@@ -190,6 +192,22 @@ type SubagentRuntime struct {
 	QueueTimeoutSeconds int    `yaml:"queue_timeout_seconds" jsonschema:"minimum=1,maximum=86400" jsonschema_description:"How long a task may wait."`
 	LeaseTTLSeconds     int    `yaml:"lease_ttl_seconds" jsonschema:"minimum=3,maximum=300" jsonschema_description:"After this time without a sign of life a running task counts as lost."`
 	LeaderTTLSeconds    int    `yaml:"leader_ttl_seconds" jsonschema:"minimum=3,maximum=300" jsonschema_description:"After this time without a sign of life another admission process takes over."`
+	// Limits are those of the default pool.
+	Limits RuntimeLimits          `yaml:"limits" jsonschema_description:"How many tasks of one key may run at the same time. What is at its limit is passed over and keeps its place."`
+	Pools  map[string]RuntimePool `yaml:"pools" jsonschema_extras:"x-names=^[A-Za-z0-9_-]{1\\,64}$" jsonschema_description:"Further pools of executors by name, each with a capacity of its own."`
+}
+
+// RuntimeLimits hold back tasks of one key. 0 is no limit.
+type RuntimeLimits struct {
+	PerTenant int            `yaml:"per_tenant" jsonschema:"minimum=0,maximum=64" jsonschema_description:"Tasks of one tenant. 0: no limit."`
+	PerThread int            `yaml:"per_thread" jsonschema:"minimum=0,maximum=64" jsonschema_description:"Tasks of one thread of a tenant. 0: no limit."`
+	PerType   map[string]int `yaml:"per_type" jsonschema_extras:"x-names=^[A-Za-z0-9_-]{1\\,64}$" jsonschema_description:"Tasks of a sub-agent type, by its name."`
+}
+
+// RuntimePool is a pool of executors beside the default one.
+type RuntimePool struct {
+	MaxRunning int           `yaml:"max_running" jsonschema:"required,minimum=1,maximum=64" jsonschema_description:"Tasks of the pool that run at the same time in the whole deployment."`
+	Limits     RuntimeLimits `yaml:"limits" jsonschema_description:"Limits within the pool. Those of subagent_runtime.limits are for the default pool."`
 }
 
 // SubagentBatches configures durable batches.
@@ -219,6 +237,7 @@ type Executor struct {
 	MaxTasks            int    `yaml:"max_tasks" jsonschema:"minimum=1,maximum=1024" jsonschema_description:"Tasks that one process runs at the same time."`
 	DrainTimeoutSeconds int    `yaml:"drain_timeout_seconds" jsonschema:"minimum=0,maximum=86400" jsonschema_description:"How long running tasks may go on after SIGTERM. 0: they are handed back at once."`
 	StallTimeoutSeconds int    `yaml:"stall_timeout_seconds" jsonschema:"minimum=1,maximum=86400" jsonschema_description:"A running task in which nothing happens for this long ends as failed: no piece of an answer, no output, no step."`
+	Pool                string `yaml:"pool" jsonschema:"minLength=1,maxLength=64,pattern=^[A-Za-z0-9_-]+$" jsonschema_description:"Pool whose tasks the process runs."`
 	RetryLost           string `yaml:"retry_lost" jsonschema:"enum=not_started,enum=never,enum=always" jsonschema_description:"Which tasks run again when their executor was lost."`
 }
 

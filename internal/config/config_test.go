@@ -60,9 +60,9 @@ func TestDefaults(t *testing.T) {
 		{"subagents.max_turns", c.Subagents.MaxTurns, (*int)(nil)},
 		{"subagents.max_concurrent", c.Subagents.MaxConcurrent, (*int)(nil)},
 		{"subagents.max_total_per_run", c.Subagents.MaxTotalPerRun, 6},
-		{"subagent_runtime", c.SubagentRuntime, SubagentRuntime{3, 64, "queue", 300, 15, 10}},
+		{"subagent_runtime", c.SubagentRuntime, SubagentRuntime{3, 64, "queue", 300, 15, 10, RuntimeLimits{}, nil}},
 		{"subagent_batches", c.SubagentBatches, SubagentBatches{true, 1, 120, 5000, 100, 1000, 3, 64, 3, 100000, 2000}},
-		{"executor", c.Executor, Executor{8, 60, 600, "not_started"}},
+		{"executor", c.Executor, Executor{8, 60, 600, "default", "not_started"}},
 		{"workspace", c.Workspace, Workspace{"", "local", "landlock", false, 20000}},
 		{"loop_detection", c.LoopDetection, LoopDetection{true, 3, 5, 20, 100, 30, 50, nil}},
 		{"summarization.keep", c.Summarization.Keep, Threshold{"messages", 20}},
@@ -92,6 +92,8 @@ func TestRanges(t *testing.T) {
 		{"subagent_runtime.max_queued", 0, 10000, 1},
 		{"subagent_runtime.queue_timeout_seconds", 1, 86400, 1},
 		{"subagent_runtime.lease_ttl_seconds", 3, 300, 1},
+		{"subagent_runtime.limits.per_tenant", 0, 64, 1},
+		{"subagent_runtime.limits.per_thread", 0, 64, 1},
 		{"subagent_runtime.leader_ttl_seconds", 3, 300, 1},
 		{"subagents.timeout_seconds", 1, 0, 1},
 		{"subagents.max_turns", 1, 0, 1},
@@ -323,6 +325,16 @@ func TestCrossFieldRules(t *testing.T) {
 		{"summarization: {keep: {type: fraction, value: 2}}", "summarization.keep.value: must be a number above 0 and at most 1 while type is fraction, got 2"},
 		{"summarization: {trigger: [{type: tokens, value: 0.5}]}", "summarization.trigger[0].value: must be a whole number (at least 1) while type is tokens, got 0.5"},
 		{"summarization: {trigger: {type: words, value: 5}}", "summarization.trigger[0].type: must be one of tokens, messages, fraction, got \"words\""},
+		{"executor: {pool: big}", "executor.pool: must be a name out of subagent_runtime.pools, or default, got \"big\""},
+		{"subagent_runtime: {pools: {big: {max_running: 2}}}\nexecutor: {pool: bug}", "executor.pool: must be a name out of subagent_runtime.pools, or default; did you mean big?, got \"bug\""},
+		{"subagents: {agents: {bash: {pool: big}}}", "subagents.agents.bash.pool: must be a name out of subagent_runtime.pools"},
+		{"subagents: {custom_agents: {x: {description: d, system_prompt: p, pool: big}}}", "subagents.custom_agents.x.pool: must be a name out of subagent_runtime.pools"},
+		{"subagent_runtime: {pools: {default: {max_running: 2}}}", "subagent_runtime.pools.default: must have another name"},
+		{"subagent_runtime: {pools: {big: {}}}", "subagent_runtime.pools.big.max_running: is required"},
+		{"subagent_runtime: {pools: {big: {max_running: 65}}}", "subagent_runtime.pools.big.max_running: must be an integer (1 to 64), got 65"},
+		{"subagent_runtime: {pools: {a.b: {max_running: 2}}}", "subagent_runtime.pools.a.b: must be a name that matches"},
+		{"subagent_runtime: {limits: {per_type: {bash: 0}}}", "subagent_runtime.limits.per_type.bash: must be 1 to 64, got 0"},
+		{"subagent_runtime: {pools: {big: {max_running: 2, limits: {per_type: {bash: 65}}}}}", "subagent_runtime.pools.big.limits.per_type.bash: must be 1 to 64, got 65"},
 		{"mcp: {servers: {a: {}}}", "mcp.servers.a: must have a command or a url"},
 		{"mcp: {servers: {a: {command: x, url: 'http://h'}}}", "mcp.servers.a: must not have both"},
 		{"mcp: {servers: {a: {command: x, headers: {A: b}}}}", "mcp.servers.a.headers: must not be set with command"},
@@ -364,7 +376,7 @@ func TestListsOfTypes(t *testing.T) {
 	}
 	want := CustomAgent{
 		Description: "d", SystemPrompt: "p", DisallowedTools: DefaultDenials(),
-		Model: "inherit", MaxTurns: 50, TimeoutSeconds: 900,
+		Model: "inherit", MaxTurns: 50, TimeoutSeconds: 900, Pool: "default",
 	}
 	if got, faults := agent(""); len(faults) > 0 || !reflect.DeepEqual(got, want) {
 		t.Errorf("missing: %+v %q, want %+v", got, faults, want)

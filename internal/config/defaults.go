@@ -51,7 +51,7 @@ func Default() Config {
 			MaxResultChars:          100_000,
 			ResultPreviewMaxChars:   2000,
 		},
-		Executor:  Executor{MaxTasks: 8, DrainTimeoutSeconds: 60, StallTimeoutSeconds: 600, RetryLost: RetryNotStarted},
+		Executor:  Executor{MaxTasks: 8, DrainTimeoutSeconds: 60, StallTimeoutSeconds: 600, Pool: string(contract.DefaultPool), RetryLost: RetryNotStarted},
 		Workspace: Workspace{Backend: WorkspaceLocal, Sandbox: SandboxLandlock, ToolOutputMaxChars: 20_000},
 		LoopDetection: LoopDetection{
 			Enabled:           true,
@@ -100,6 +100,7 @@ func defaultCustomAgent() CustomAgent {
 		Model:           "inherit",
 		MaxTurns:        defaultAgentTurns,
 		TimeoutSeconds:  defaultAgentTimeoutSecs,
+		Pool:            string(contract.DefaultPool),
 	}
 }
 

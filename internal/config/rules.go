@@ -3,6 +3,7 @@ package config
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/url"
 	"regexp"
@@ -37,6 +38,8 @@ func (k *checker) rules(c Config) {
 	k.httpRules(c.HTTP)
 	k.modelRules(c)
 	k.subagentRules(c)
+	k.runtimeRules(c.SubagentRuntime)
+	k.poolRef(c, c.Executor.Pool, p("executor.pool"))
 	k.batchRules(c.SubagentBatches)
 	k.loopRules(c.LoopDetection)
 	k.summarizationRules(c.Summarization)
@@ -287,14 +290,49 @@ func (k *checker) subagentRules(c Config) {
 		if o.Model != nil {
 			k.modelRef(c, *o.Model, true, join(path, "model"))
 		}
+		if o.Pool != nil {
+			k.poolRef(c, *o.Pool, join(path, "pool"))
+		}
 	}
 	for name, a := range s.CustomAgents {
 		path := join(p("subagents.custom_agents"), name)
 		k.modelRef(c, a.Model, true, join(path, "model"))
+		k.poolRef(c, a.Pool, join(path, "pool"))
 		k.toolNames(c, a.Tools, join(path, "tools"))
 		k.toolNames(c, a.DisallowedTools, join(path, "disallowed_tools"))
 	}
 }
+
+// poolRef refuses a pool that no gate has: its tasks could never run.
+func (k *checker) poolRef(c Config, name string, path []string) {
+	if _, ok := c.SubagentRuntime.Pools[name]; ok || name == string(contract.DefaultPool) || k.badWithin(p("subagent_runtime.pools")) {
+		return
+	}
+	names := append(slices.Sorted(maps.Keys(c.SubagentRuntime.Pools)), string(contract.DefaultPool))
+	k.refuse("must be a name out of subagent_runtime.pools, or default"+suggest(name, names), strconv.Quote(clip(name)), path)
+}
+
+func (k *checker) runtimeRules(r SubagentRuntime) {
+	k.typeLimits(r.Limits, p("subagent_runtime.limits"))
+	for name, pool := range r.Pools {
+		path := join(p("subagent_runtime.pools"), name)
+		if name == string(contract.DefaultPool) {
+			k.refuse("must have another name: the default pool's capacity is subagent_runtime.max_running", "", path)
+		}
+		k.typeLimits(pool.Limits, join(path, "limits"))
+	}
+}
+
+func (k *checker) typeLimits(l RuntimeLimits, path []string) {
+	for name, n := range l.PerType {
+		if n < 1 || n > maxRunning {
+			k.refuse(fmt.Sprintf("must be 1 to %d", maxRunning), strconv.Itoa(n), join(join(path, "per_type"), name))
+		}
+	}
+}
+
+// maxRunning is the largest capacity of a pool.
+const maxRunning = 64
 
 func (k *checker) budget(b TokenBudget, path []string) {
 	k.atLeast(b.HardStopThreshold, join(path, "hard_stop_threshold"), b.WarnThreshold, join(path, "warn_threshold"))

@@ -37,7 +37,11 @@ func Admitted(rec contract.TaskRecord, source string, at time.Time) envelope.Eve
 	if rec.GrantedAt != nil {
 		waited = rec.GrantedAt.Sub(rec.QueuedAt)
 	}
-	ev := build(contract.EventTaskAdmitted, contract.TaskAdmittedData{TaskID: rec.TaskID, Slot: rec.Slot, WaitedMS: millis(waited)})
+	data := contract.TaskAdmittedData{TaskID: rec.TaskID, Slot: rec.Slot, WaitedMS: millis(waited)}
+	if rec.Pool != contract.DefaultPool {
+		data.Pool = rec.Pool
+	}
+	ev := build(contract.EventTaskAdmitted, data)
 	ev.ID = taskEventID(rec.TaskID, rec.Attempt, contract.EventTaskAdmitted)
 	return ofTask(ev, rec, source, at)
 }

@@ -187,3 +187,21 @@ func FuzzRecord(f *testing.F) {
 		}
 	})
 }
+
+// I1, I2: a slot is one of its pool, so that the event says which; of the default
+// pool it says nothing, as before there were others.
+func TestRecordOfASlot(t *testing.T) {
+	t.Parallel()
+	for pool, want := range map[contract.Pool]any{"": nil, contract.DefaultPool: nil, "gpu": "gpu"} {
+		rec := record(contract.StateGranted)
+		rec.Pool = pool
+		got, ok := Record(Admitted(rec, source, *rec.GrantedAt), 1)
+		var c map[string]any
+		if err := json.Unmarshal(got.Content, &c); err != nil || !ok {
+			t.Fatal(ok, err)
+		}
+		if c["pool"] != want {
+			t.Errorf("pool %q is told as %v, want %v", pool, c["pool"], want)
+		}
+	}
+}

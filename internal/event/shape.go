@@ -175,7 +175,7 @@ func anyText(v any) string {
 var (
 	startedExtras = fields{texts: []string{"subagent_type", "model_name", "executor"}, numbers: []string{"max_turns", "timeout_seconds"}}
 	queuedExtras  = fields{texts: []string{"subagent_type", "description"}, numbers: []string{"queue_position"}}
-	grantedExtras = fields{numbers: []string{"slot", "waited_ms"}}
+	grantedExtras = fields{texts: []string{"pool"}, numbers: []string{"slot", "waited_ms"}}
 	endExtras     = fields{
 		texts: []string{"error_code", "stop_reason"}, numbers: []string{"duration_ms", "queue_ms"},
 		flags: []string{"result_truncated", "error_truncated", "admission_failure"},

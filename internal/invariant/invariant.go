@@ -1,18 +1,17 @@
 // Package invariant judges recorded histories: given the stored events of some
-// tasks and runs, it lists what should never have happened, with the events that
-// prove it.
+// tasks and runs, the records, leases and cancellations of the task bucket, the
+// grants and the queue, it lists what should never have happened, with what
+// proves it.
 //
-// [Check] is pure. Records may come in any order and more than once, as they do
-// from feeds that were resumed; what counts is their place in the stream, and for
-// capacity their time. A history must hold all events of the tasks and runs that
-// are in it: an event that is not there counts as never stored.
+// [History.Check] is pure. Everything may come in any order and more than once,
+// as it does from feeds that were resumed; what counts is the place in its
+// stream, and for capacity among events the time. Every part may be missing: what
+// is not there is not judged. The rules are those of docs/architecture.md.
 package invariant
 
 import (
 	"cmp"
-	"encoding/json"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -20,36 +19,103 @@ import (
 	"github.com/herdgate/herdgate/pkg/contract"
 )
 
-// The rules, numbered as in docs/architecture.md.
+// The rules.
 const (
 	Capacity = "I1 capacity"
 	Order    = "I2 order"
+	Bound    = "I3 bound"
 	OneEnd   = "I4 one end"
 	Fence    = "I5 fence"
 	Events   = "I6 events"
+	Stop     = "I7 stop"
+	Crash    = "I8 crash"
+	Contract = "I11 contract"
 )
 
-// Options say what is known of a history beside its records.
+// Options say what is known of a history beside what is in it.
 type Options struct {
-	// MaxRunning is how many tasks may hold a slot at once; 0 does not look.
+	// MaxRunning is how many tasks may hold a slot of the default pool at once; 0
+	// does not look.
 	MaxRunning int
+	// Limits are those of the default pool.
+	Limits Limits
+	// Pools are the other pools.
+	Pools map[contract.Pool]Pool
+	// LimitsSince is when these numbers began to hold: what was admitted before is
+	// not counted. Zero means that they always held.
+	LimitsSince time.Time
+	// MaxStored is how many requests the queue may hold, those whose tasks run
+	// included; 0 does not look.
+	MaxStored int
 	// ClockSkew is how far the clocks of the processes may have been apart. Slots
 	// are compared by the times that the processes gave, so that an overlap that is
-	// no longer than this proves nothing.
+	// no longer than this proves nothing. The bucket has an order of its own and
+	// needs no clock.
 	ClockSkew time.Duration
 	// Settled says that nothing is under way any more: every task and run that the
 	// history has a beginning of must have its end in it.
 	Settled bool
+	// Since is where the events begin, when that is not at the beginning of all.
+	// Tasks and runs that are older are not judged.
+	Since time.Time
+	// StopWithin is how long a task may go on after its cancellation was stored; 0
+	// does not look.
+	StopWithin time.Duration
+	// MovedWithin is how long a task may stand as running after its lease has run
+	// out; 0 does not look.
+	MovedWithin time.Duration
+}
+
+// Pool is what a pool of executors may run at once; 0 does not look.
+type Pool struct {
+	MaxRunning int
+	Limits     Limits
+}
+
+// Limits bound how many tasks of one key may hold a slot of a pool at once. A task
+// may be overtaken by those that do not share all of its limited keys. Zero and an
+// absent name are no limit.
+type Limits struct {
+	PerTenant, PerThread int
+	PerType              map[string]int
+}
+
+// The sources of evidence.
+const (
+	FromEvents = "event"
+	FromBucket = "bucket"
+	FromGrants = "grant"
+	FromStore  = "store"
+)
+
+// Evidence is one stored message that proves something.
+type Evidence struct {
+	// Source is where it is stored, Seq its number there.
+	Source string `json:"source"`
+	Seq    uint64 `json:"seq"`
+	// What is the type of an event, or what a key was made to say.
+	What string `json:"what"`
+	// ID is that of an event, or the key of a record.
+	ID string    `json:"id"`
+	At time.Time `json:"at"`
+}
+
+func (e Evidence) String() string {
+	where := ""
+	if e.Source != FromEvents {
+		where = e.Source + " "
+	}
+	return fmt.Sprintf("%s#%d %s %s", where, e.Seq, e.What, e.ID)
 }
 
 // Violation is something that should never have happened.
 type Violation struct {
-	Rule string
+	Rule string `json:"rule"`
 	// Subject is the task or run it happened to.
-	Subject string
-	Text    string
-	// Proof is the events that show it, in the order of the stream.
-	Proof []contract.EventRecord
+	Subject string `json:"subject"`
+	Text    string `json:"text"`
+	// Proof is what shows it: of each source in the order of its stream.
+	Proof []Evidence `json:"proof"`
 }
 
 // String is the violation on one line, with its proof.
@@ -61,320 +127,219 @@ func (v Violation) String() string {
 		if i == 0 {
 			sep = "; see "
 		}
-		fmt.Fprintf(&b, "%s#%d %s %s", sep, e.Seq, e.EventType, e.EventID)
+		b.WriteString(sep + e.String())
 	}
 	return b.String()
 }
 
-// Check returns the violations in a history, those of one rule together, in the
-// order of the rules.
+// Check returns the violations in a history of events alone; see [History.Check].
 func Check(records []contract.EventRecord, o Options) []Violation {
-	h := &history{o: o, tasks: map[contract.TaskID]*life{}, runs: map[contract.RunID]*life{}}
-	for _, e := range h.distinct(records) {
+	var h History
+	for _, e := range records {
+		h.Event(e)
+	}
+	return h.Check(o)
+}
+
+// Check returns the violations in a history, those of one rule together, in the
+// order of the rules. It changes nothing: more may be added, and be judged again.
+func (h *History) Check(o Options) []Violation {
+	j := &judge{o: o, h: h, tasks: map[string]*life{}, runs: map[string]*life{}}
+	events := j.distinct()
+	j.stored(events)
+	for _, e := range events {
 		switch {
-		case e.TaskID != "":
-			h.file(lifeOf(h.tasks, e.TaskID), e)
-		case e.Category == contract.CategoryRun:
-			h.file(lifeOf(h.runs, e.RunID), e)
+		case e.task != "":
+			j.file(j.tasks, e.task, e)
+		case e.category == contract.CategoryRun:
+			j.file(j.runs, e.run, e)
 		}
 	}
-	for _, id := range sortedKeys(h.tasks) {
-		h.task(string(id), h.tasks[id])
+	j.readBucket()
+	for _, id := range sortedKeys(j.tasks) {
+		j.task(id, j.tasks[id])
 	}
-	for _, id := range sortedKeys(h.runs) {
-		h.run(string(id), h.runs[id])
+	for _, id := range sortedKeys(j.runs) {
+		j.run(id, j.runs[id])
 	}
-	h.capacity()
-	h.order()
-	slices.SortStableFunc(h.found, func(a, b Violation) int { return strings.Compare(a.Rule, b.Rule) })
-	return h.found
+	j.capacity()
+	j.order()
+	j.bound()
+	j.records()
+	j.grants()
+	slices.SortStableFunc(j.found, func(a, b Violation) int { return cmp.Compare(number(a.Rule), number(b.Rule)) })
+	return j.found
 }
 
-type history struct {
+// number is a rule's own.
+func number(rule string) int {
+	n := 0
+	_, _ = fmt.Sscanf(rule, "I%d", &n)
+	return n
+}
+
+// judge is one look at a history.
+type judge struct {
 	o     Options
-	tasks map[contract.TaskID]*life
-	runs  map[contract.RunID]*life
-	found []Violation
+	h     *History
+	tasks map[string]*life
+	runs  map[string]*life
+	// The bucket, in order.
+	bucket []Revision
+	known  spans
+	stays  map[string][]*stay // of each task's record, one for each life of the key
+	cancel map[string][]Revision
+	lease  map[string][]Revision
+	leader []Revision
+	queued map[contract.TaskID]bool
+	found  []Violation
 }
 
-// life is the events of one task or run, in the order of the stream.
-type life struct {
-	events []entry
-	queued *entry
-	ends   []contract.EventRecord
-}
-
-type entry struct {
-	contract.EventRecord
-	attempt, index, slot int
-}
-
-func lifeOf[K comparable](m map[K]*life, id K) *life {
-	if m[id] == nil {
-		m[id] = &life{}
-	}
-	return m[id]
-}
-
-func sortedKeys[K cmp.Ordered](m map[K]*life) []K { return slices.Sorted(maps.Keys(m)) }
-
-func (h *history) bad(rule, subject, text string, proof ...contract.EventRecord) {
-	h.found = append(h.found, Violation{Rule: rule, Subject: subject, Text: text, Proof: proof})
-}
-
-func subjectOf(e contract.EventRecord) string {
-	if e.TaskID != "" {
-		return string(e.TaskID)
-	}
-	return string(e.RunID)
-}
-
-// distinct returns the records in the order of the stream, each once. The same
-// record seen again is fine; the same event under two numbers, or two events
-// under one, is not.
-func (h *history) distinct(records []contract.EventRecord) []contract.EventRecord {
-	sorted := slices.Clone(records)
-	slices.SortStableFunc(sorted, func(a, b contract.EventRecord) int {
-		return cmp.Or(cmp.Compare(a.Seq, b.Seq), strings.Compare(a.EventID, b.EventID))
+func (j *judge) bad(rule, subject, text string, proof ...Evidence) {
+	slices.SortStableFunc(proof, func(a, b Evidence) int {
+		return cmp.Or(strings.Compare(a.Source, b.Source), cmp.Compare(a.Seq, b.Seq))
 	})
-	var out []contract.EventRecord
-	byID := map[string]contract.EventRecord{}
-	for _, e := range sorted {
-		if first, ok := byID[e.EventID]; ok {
-			switch {
-			case first.Seq != e.Seq:
-				h.bad(Events, subjectOf(e), "the same event is stored twice", first, e)
-			case first.EventType != e.EventType || string(first.Content) != string(e.Content):
-				h.bad(Events, subjectOf(e), "one event was seen with two contents", first, e)
-			}
-			continue
-		}
-		if n := len(out); n > 0 && out[n-1].Seq == e.Seq {
-			h.bad(Events, subjectOf(e), "two events have one number", out[n-1], e)
-		}
-		byID[e.EventID] = e
-		out = append(out, e)
+	j.found = append(j.found, Violation{Rule: rule, Subject: subject, Text: text, Proof: proof})
+}
+
+// pool returns what is known of a pool.
+func (j *judge) pool(name contract.Pool) Pool {
+	if name == "" || name == contract.DefaultPool {
+		return Pool{j.o.MaxRunning, j.o.Limits}
 	}
+	return j.o.Pools[name]
+}
+
+// traits are what decides where a task waits and which limits apply to it.
+type traits struct {
+	pool   contract.Pool
+	tenant contract.Tenant
+	thread contract.ThreadID
+	kind   string // type of the sub-agent
+}
+
+// keys are the limited ones of a task, with their limits.
+func (l Limits) keys(t traits) []limit {
+	var out []limit
+	add := func(n int, key string) {
+		if n > 0 {
+			out = append(out, limit{key, n})
+		}
+	}
+	add(l.PerTenant, "tenant "+string(t.tenant))
+	add(l.PerThread, fmt.Sprintf("thread %s of tenant %s", t.thread, t.tenant))
+	add(l.PerType[t.kind], "type "+t.kind)
 	return out
 }
 
-// file puts an event into its life.
-func (h *history) file(l *life, e contract.EventRecord) {
-	var meta struct {
-		Attempt int `json:"attempt"`
-		Index   int `json:"message_index"`
-	}
-	var content struct {
-		Slot int `json:"slot"`
-	}
-	if err := json.Unmarshal(e.Metadata, &meta); err != nil {
-		h.bad(Events, subjectOf(e), "the metadata of an event cannot be read: "+err.Error(), e)
-	}
-	if e.EventType == contract.RecordAdmitted {
-		if err := json.Unmarshal(e.Content, &content); err != nil {
-			h.bad(Events, subjectOf(e), "the content of an event cannot be read: "+err.Error(), e)
-		}
-	}
-	x := entry{EventRecord: e, attempt: meta.Attempt, index: meta.Index, slot: content.Slot}
-	l.events = append(l.events, x)
-	switch e.EventType {
-	case contract.RecordQueued:
-		l.queued = &x
-	case contract.RecordEnd, contract.RecordRunCompleted, contract.RecordRunFailed, contract.RecordRunCancelled:
-		l.ends = append(l.ends, e)
-	}
+type limit struct {
+	key string
+	max int
 }
 
-// task judges the life of one task.
-func (h *history) task(id string, l *life) {
-	h.oneEnd(id, l)
-	var over *entry // the end
-	newest := 0     // the newest attempt that was heard of
-	var newestEvent contract.EventRecord
-	admitted := map[int]entry{}
-	started := map[int]contract.EventRecord{}
-	index := map[int]int{} // the newest step of each attempt
-	for i := range l.events {
-		e := l.events[i]
-		if over != nil && e.EventType != contract.RecordEnd {
-			h.bad(Fence, id, fmt.Sprintf("%s after the task's end", e.EventType), over.EventRecord, e.EventRecord)
-		}
-		if e.attempt > 0 && e.attempt < newest && e.EventType != contract.RecordEnd {
-			h.bad(Fence, id, fmt.Sprintf("%s of attempt %d after attempt %d was heard of", e.EventType, e.attempt, newest), newestEvent, e.EventRecord)
-		}
-		if e.attempt > newest {
-			newest, newestEvent = e.attempt, e.EventRecord
-		}
-		switch e.EventType {
-		case contract.RecordQueued:
-			if i > 0 && over == nil {
-				h.bad(Events, id, "its first event is not that it was queued", l.events[0].EventRecord, e.EventRecord)
-			}
-		case contract.RecordAdmitted:
-			admitted[e.attempt] = e
-			if before, ok := admitted[e.attempt-1]; ok && before.slot != e.slot {
-				h.bad(Capacity, id, fmt.Sprintf("attempt %d moved from slot %d to slot %d", e.attempt, before.slot, e.slot), before.EventRecord, e.EventRecord)
-			}
-			if s, ok := started[e.attempt]; ok {
-				h.bad(Events, id, fmt.Sprintf("attempt %d began before it was admitted", e.attempt), s, e.EventRecord)
-			}
-		case contract.RecordStart:
-			if _, ok := admitted[e.attempt]; !ok {
-				h.bad(Events, id, fmt.Sprintf("attempt %d began and was not admitted", e.attempt), e.EventRecord)
-			}
-			started[e.attempt] = e.EventRecord
-		case contract.RecordStep:
-			if _, ok := started[e.attempt]; !ok {
-				h.bad(Events, id, fmt.Sprintf("a step of attempt %d, which has not begun", e.attempt), e.EventRecord)
-			}
-			h.next(id, fmt.Sprintf("attempt %d", e.attempt), index[e.attempt], e)
-			index[e.attempt] = e.index
-		case contract.RecordEnd:
-			over = &l.events[i]
+// use is who holds slots at one moment, found by going through a history once.
+type use struct {
+	j     *judge
+	held  map[string]holding
+	slots map[slot]string
+}
+
+type slot struct {
+	pool   contract.Pool
+	number int
+}
+
+type holding struct {
+	id     string
+	traits traits
+	slot   slot
+	proof  Evidence
+}
+
+func (j *judge) newUse() *use { return &use{j, map[string]holding{}, map[slot]string{}} }
+
+func (u *use) leave(id string) {
+	if h, ok := u.held[id]; ok {
+		delete(u.held, id)
+		if u.slots[h.slot] == id {
+			delete(u.slots, h.slot)
 		}
 	}
 }
 
-// run judges the life of one run's own events.
-func (h *history) run(id string, l *life) {
-	h.oneEnd(id, l)
-	index := 0
-	ended := contract.EventRecord{}
-	for _, e := range l.events {
-		switch e.EventType {
-		case contract.RecordRunMessage:
-			h.next(id, "the run", index, e)
-			index = e.index
-		case contract.RecordRunCompleted, contract.RecordRunFailed, contract.RecordRunCancelled:
-			if ended.EventID == "" {
-				ended = e.EventRecord
-			}
+// take gives a task its slot and says whether that was one too many; with quiet it
+// says nothing.
+func (u *use) take(h holding, quiet bool) {
+	defer func() { u.held[h.id], u.slots[h.slot] = h, h.id }()
+	if quiet {
+		return
+	}
+	if other, ok := u.slots[h.slot]; ok && other != h.id && h.slot.number > 0 {
+		u.j.bad(Capacity, h.id, fmt.Sprintf("it got slot %d, which %s had", h.slot.number, other), u.held[other].proof, h.proof)
+	}
+	pool := u.j.pool(h.traits.pool)
+	u.count(h, pool.MaxRunning, "", func(holding) bool { return true })
+	for _, l := range pool.Limits.keys(h.traits) {
+		u.count(h, l.max, " of "+l.key, func(o holding) bool { return slices.Contains(pool.Limits.keys(o.traits), l) })
+	}
+}
+
+func (u *use) count(h holding, max int, whose string, counts func(holding) bool) {
+	if max < 1 || len(u.held) < max {
+		return
+	}
+	proof := []Evidence{h.proof}
+	for id, o := range u.held {
+		if id != h.id && o.slot.pool == h.slot.pool && counts(o) {
+			proof = append(proof, o.proof)
+		}
+	}
+	if len(proof) > max {
+		u.j.bad(Capacity, h.id, fmt.Sprintf("%d tasks%s had a slot at once, allowed are %d", len(proof), whose, max), proof...)
+	}
+}
+
+// first is a first grant: when a task got its slot, and when it was stored.
+type first struct {
+	id     string
+	traits traits
+	proof  []Evidence
+	// before orders the requests.
+	before func(first) bool
+	at     time.Time
+	seq    uint64
+}
+
+// overtaken goes through first grants in their order and looks for tasks that were
+// granted after others which had been stored later.
+func (j *judge) overtaken(grants []first) {
+	// Of those granted so far that have these keys, the one that was stored last.
+	latest := map[string]first{}
+	for _, g := range grants {
+		keys := j.pool(g.traits.pool).Limits.keys(g.traits)
+		if b, ok := latest[name(g.traits.pool, keys)]; ok && g.before(b) {
+			j.bad(Order, g.id, b.id+" was stored later and admitted earlier", append(slices.Clone(b.proof), g.proof...)...)
 			continue
 		}
-		if ended.EventID != "" {
-			h.bad(Fence, id, fmt.Sprintf("%s after the run's end", e.EventType), ended, e.EventRecord)
-		}
-	}
-	if l.events[0].EventType != contract.RecordRunStarted {
-		h.bad(Events, id, "its first event is not that it was started", l.events[0].EventRecord)
-	}
-}
-
-func (h *history) oneEnd(id string, l *life) {
-	switch {
-	case len(l.ends) > 1:
-		h.bad(OneEnd, id, fmt.Sprintf("it has %d ends", len(l.ends)), l.ends...)
-	case len(l.ends) == 0 && h.o.Settled:
-		h.bad(OneEnd, id, "it has no end", l.events[len(l.events)-1].EventRecord)
-	}
-}
-
-func (h *history) next(id, whose string, before int, e entry) {
-	if e.index != before+1 {
-		h.bad(Events, id, fmt.Sprintf("message_index %d of %s follows %d", e.index, whose, before), e.EventRecord)
-	}
-}
-
-// capacity looks for more slots in use than there are, and for one slot used
-// twice. A slot is used from before the event that it was admitted until after
-// the time of the end, so that what overlaps here has overlapped.
-func (h *history) capacity() {
-	type edge struct {
-		at   time.Time
-		take bool
-		e    entry
-	}
-	var edges []edge
-	for _, l := range h.tasks {
-		var first *entry
-		for i := range l.events {
-			if l.events[i].EventType == contract.RecordAdmitted {
-				first = &l.events[i]
-				break
+		for some := range 1 << len(keys) {
+			var subset []limit
+			for i, k := range keys {
+				if some&(1<<i) != 0 {
+					subset = append(subset, k)
+				}
 			}
-		}
-		if first == nil {
-			continue
-		}
-		edges = append(edges, edge{first.CreatedAt, true, *first})
-		if len(l.ends) > 0 {
-			edges = append(edges, edge{l.ends[0].CreatedAt.Add(-h.o.ClockSkew), false, *first})
-		}
-	}
-	slices.SortFunc(edges, func(a, b edge) int {
-		if c := a.at.Compare(b.at); c != 0 {
-			return c
-		}
-		if a.take != b.take { // a slot that comes free at the same time is free
-			if b.take {
-				return -1
+			if key := name(g.traits.pool, subset); latest[key].id == "" || latest[key].before(g) {
+				latest[key] = g
 			}
-			return 1
-		}
-		return cmp.Compare(a.e.Seq, b.e.Seq)
-	})
-	held := map[contract.TaskID]entry{}
-	slots := map[int]entry{}
-	gone := map[contract.TaskID]bool{} // ended before it began, within the skew
-	for _, x := range edges {
-		id := x.e.TaskID
-		if !x.take {
-			gone[id] = true
-			delete(held, id)
-			if slots[x.e.slot].TaskID == id {
-				delete(slots, x.e.slot)
-			}
-			continue
-		}
-		if gone[id] {
-			continue
-		}
-		if other, ok := slots[x.e.slot]; ok && x.e.slot > 0 {
-			h.bad(Capacity, string(id), fmt.Sprintf("it got slot %d, which %s had", x.e.slot, other.TaskID), inOrder(other, x.e)...)
-		}
-		held[id], slots[x.e.slot] = x.e, x.e
-		if h.o.MaxRunning > 0 && len(held) > h.o.MaxRunning {
-			h.bad(Capacity, string(id), fmt.Sprintf("%d tasks had a slot at once, allowed are %d", len(held), h.o.MaxRunning), inOrder(slices.Collect(maps.Values(held))...)...)
 		}
 	}
 }
 
-// order looks for tasks that were admitted before others that had been stored
-// earlier. The time of a queued event is the server's own time of the request,
-// which no two requests share.
-func (h *history) order() {
-	var first []entry
-	for _, l := range h.tasks {
-		if l.queued == nil {
-			continue
-		}
-		for _, e := range l.events {
-			if e.EventType == contract.RecordAdmitted {
-				first = append(first, e)
-				break
-			}
-		}
+func name(pool contract.Pool, keys []limit) string {
+	var b strings.Builder
+	b.WriteString(string(pool))
+	for _, k := range keys {
+		b.WriteString("\x00" + k.key)
 	}
-	slices.SortFunc(first, func(a, b entry) int { return cmp.Compare(a.Seq, b.Seq) })
-	var latest *entry // of those admitted so far, the one that was stored last
-	for i := range first {
-		e := &first[i]
-		if latest != nil {
-			a, b := h.tasks[latest.TaskID].queued, h.tasks[e.TaskID].queued
-			if b.CreatedAt.Before(a.CreatedAt) {
-				h.bad(Order, string(e.TaskID), fmt.Sprintf("%s was stored later and admitted earlier", latest.TaskID), inOrder(*b, *a, *latest, *e)...)
-				continue
-			}
-		}
-		latest = e
-	}
-}
-
-func inOrder(entries ...entry) []contract.EventRecord {
-	out := make([]contract.EventRecord, len(entries))
-	for i, e := range entries {
-		out[i] = e.EventRecord
-	}
-	slices.SortFunc(out, func(a, b contract.EventRecord) int { return cmp.Compare(a.Seq, b.Seq) })
-	return out
+	return b.String()
 }

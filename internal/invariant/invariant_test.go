@@ -32,16 +32,23 @@ func (p *tape) add(task, typ string, attempt, number int) *tape {
 		EventType: typ, Category: contract.CategorySubagent, CreatedAt: p.now,
 	}
 	switch typ {
+	case contract.RecordQueued:
+		content["subagent_type"], content["queue_position"] = "general-purpose", 0
 	case contract.RecordAdmitted:
-		content["slot"] = number
+		content["slot"], content["waited_ms"] = number, 1
+	case contract.RecordStart:
+		content["subagent_type"], content["executor"] = "general-purpose", "ex-1"
 	case contract.RecordStep, contract.RecordRunMessage:
 		metadata["message_index"] = number
+		content["message_index"], content["kind"], content["text"], content["truncated"] = number, "ai", "a step", false
 		e.EventID += fmt.Sprint(".", number)
 	case contract.RecordEnd:
 		e.EventID = task + ".end"
+		content["status"], content["duration_ms"], content["queue_ms"] = "failed", 1, 1
 	}
 	if strings.HasPrefix(typ, "run.") {
 		e.TaskID, e.RunID, e.Category = "", contract.RunID(task), contract.CategoryRun
+		content["run_id"], content["input"], content["status"] = task, "", strings.TrimPrefix(typ, "run.")
 	}
 	e.Content, _ = json.Marshal(content)
 	e.Metadata, _ = json.Marshal(metadata)
@@ -133,7 +140,7 @@ func TestViolations(t *testing.T) {
 		{"one event with two contents", Events, "two contents", 2, func() *tape {
 			p := newTape().queued("a").admit("a", 1).end("a")
 			other := p.records[2]
-			other.Content = json.RawMessage(`{"status":"failed"}`)
+			other.Content = json.RawMessage(strings.Replace(string(other.Content), "failed", "cancelled", 1))
 			p.records = append(p.records, other)
 			return p
 		}()},
@@ -150,7 +157,7 @@ func TestViolations(t *testing.T) {
 			if len(found) != 1 || found[0].Rule != c.rule || !strings.Contains(found[0].Text, c.text) || len(found[0].Proof) != c.proof {
 				t.Fatalf("found %v; want one of %s with %q and %d proofs", found, c.rule, c.text, c.proof)
 			}
-			if !slices.IsSortedFunc(found[0].Proof, func(a, b contract.EventRecord) int { return int(a.Seq) - int(b.Seq) }) {
+			if !slices.IsSortedFunc(found[0].Proof, func(a, b Evidence) int { return int(a.Seq) - int(b.Seq) }) {
 				t.Errorf("the proof is not in order: %v", found[0])
 			}
 		})

@@ -1,7 +1,6 @@
 package natsd_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -19,6 +18,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/herdgate/herdgate/internal/natsd"
+	"github.com/herdgate/herdgate/internal/natstest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -202,7 +202,7 @@ func TestMessagesGoToTheLog(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer busy.Close()
-	var b syncBuffer
+	var b natstest.Output
 	_, err = natsd.Start(testContext(t), natsd.Config{StoreDir: t.TempDir(), Listen: busy.Addr().String(), Log: zerolog.New(&b)})
 	if err == nil {
 		t.Fatal("Start on a busy port worked")
@@ -230,21 +230,4 @@ func TestStartStop(t *testing.T) {
 		})
 	}
 	wg.Wait()
-}
-
-type syncBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (s *syncBuffer) Write(p []byte) (int, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.Write(p)
-}
-
-func (s *syncBuffer) String() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.String()
 }

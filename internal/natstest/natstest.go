@@ -253,12 +253,12 @@ func (s *Server) Connect(cfg bus.Config) *bus.Conn {
 	return c
 }
 
-// BusConfig fills in how to reach this server.
+// BusConfig fills in how to reach this server, unless cfg says it.
 func (s *Server) BusConfig(cfg bus.Config) bus.Config {
 	if cfg.Prefix == "" {
 		cfg.Prefix = contract.DefaultPrefix
 	}
-	if cfg.URL == "" {
+	if cfg.URL == "" && cfg.InProcess == nil {
 		cfg.InProcess = s
 	}
 	return cfg

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rs/zerolog"
 	"go.uber.org/goleak"
 
 	"github.com/herdgate/herdgate/internal/bus"
@@ -76,4 +77,38 @@ func TestEventuallyGivesUp(t *testing.T) {
 	if !f.failed {
 		t.Error("Eventually returned although the condition never held")
 	}
+}
+
+// A frozen proxy looks like a cut network: nothing passes, nothing is closed, a
+// new line gets no greeting, and what was sent meanwhile arrives late.
+func TestProxyFreezes(t *testing.T) {
+	t.Parallel()
+	s, direct := natstest.New(t, natstest.Listen())
+	proxy := s.Proxy()
+	far := s.Connect(bus.Config{Name: "far", URL: proxy.URL()})
+	ctx, cancel := context.WithTimeout(t.Context(), natstest.Timeout)
+	defer cancel()
+	proxy.Freeze(natstest.Both)
+	brief, stop := context.WithTimeout(ctx, 200*time.Millisecond)
+	defer stop()
+	if _, err := far.Publish(brief, bus.Write{Subject: far.KV("limits"), Data: []byte("late")}); !errors.Is(err, bus.ErrDoubt) {
+		t.Errorf("a write over a frozen line: %v; want doubt", err)
+	}
+	if _, err := direct.Last(ctx, direct.TaskStream(), direct.KV("limits")); !errors.Is(err, bus.ErrNotFound) {
+		t.Errorf("the write arrived while the line was frozen: %v", err)
+	}
+	if !far.NC.IsConnected() {
+		t.Error("the line was closed")
+	}
+	fresh, stop := context.WithTimeout(ctx, 200*time.Millisecond)
+	defer stop()
+	if c, err := bus.Connect(fresh, s.BusConfig(bus.Config{Name: "new", URL: proxy.URL()}), zerolog.Nop()); err == nil {
+		c.Close()
+		t.Error("a new line was greeted")
+	}
+	proxy.Thaw()
+	natstest.Eventually(t, natstest.Timeout, func() (bool, string) {
+		m, err := direct.Last(ctx, direct.TaskStream(), direct.KV("limits"))
+		return err == nil && string(m.Data) == "late", "what was sent meanwhile did not arrive"
+	})
 }

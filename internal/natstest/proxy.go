@@ -9,18 +9,39 @@ import (
 	"time"
 )
 
-// Proxy stands between clients and a server with [Listen]. It can lose what the
-// server answers, hold what a client sends, and cut lines, each at a moment that
-// the test chooses.
+// Proxy stands between clients and a server. It can lose what the server answers,
+// hold what a client sends, freeze and cut lines, each at a moment that the test
+// chooses.
 type Proxy struct {
 	t      testing.TB
 	listen net.Listener
+	target string
 	wg     sync.WaitGroup
 
 	mu      sync.Mutex
 	lines   []*proxyLine
 	changed chan struct{} // closed and replaced whenever a buffer grows
 	down    bool
+	refused bool
+	thawed  chan struct{} // closed when nothing is frozen
+	frozen  Direction
+	trap    *trap
+}
+
+// Direction is what a frozen proxy does not carry.
+type Direction int
+
+// What a client sends, what the server sends, and both.
+const (
+	Up Direction = 1 << iota
+	Down
+	Both = Up | Down
+)
+
+// trap freezes what clients send from the write with text on.
+type trap struct {
+	text []byte
+	hit  chan struct{}
 }
 
 // proxyLine is one connection of a client.
@@ -34,30 +55,37 @@ type proxyLine struct {
 // Proxy starts a proxy before s; it ends with the test.
 func (s *Server) Proxy() *Proxy {
 	s.t.Helper()
+	return NewProxy(s.t, s.URL())
+}
+
+// NewProxy starts a proxy before the server at url, which may come and go; it ends
+// with the test.
+func NewProxy(t testing.TB, url string) *Proxy {
+	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
-		s.t.Fatalf("natstest: %v", err)
+		t.Fatalf("natstest: %v", err)
 	}
-	p := &Proxy{t: s.t, listen: l, changed: make(chan struct{})}
-	target := strings.TrimPrefix(s.URL(), "nats://")
+	p := &Proxy{t: t, listen: l, target: strings.TrimPrefix(url, "nats://"), changed: make(chan struct{}), thawed: make(chan struct{})}
+	close(p.thawed)
 	p.wg.Go(func() {
 		for {
 			c, err := l.Accept()
 			if err != nil {
 				return
 			}
-			p.connect(c, target)
+			p.connect(c)
 		}
 	})
-	s.t.Cleanup(p.close)
+	t.Cleanup(p.close)
 	return p
 }
 
 // URL is where clients connect.
 func (p *Proxy) URL() string { return "nats://" + p.listen.Addr().String() }
 
-func (p *Proxy) connect(client net.Conn, target string) {
-	server, err := net.DialTimeout("tcp", target, Timeout)
+func (p *Proxy) connect(client net.Conn) {
+	server, err := net.DialTimeout("tcp", p.target, Timeout)
 	if err != nil {
 		_ = client.Close()
 		return
@@ -65,7 +93,7 @@ func (p *Proxy) connect(client net.Conn, target string) {
 	l := &proxyLine{client: client, server: server}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.down {
+	if p.down || p.refused {
 		_, _ = client.Close(), server.Close()
 		return
 	}
@@ -86,8 +114,16 @@ func (p *Proxy) up(l *proxyLine) {
 		}
 		keep := l.holding
 		p.mu.Unlock()
+		send := buf[:n]
+		if before, ok := p.sprung(send); ok {
+			if _, werr := l.server.Write(send[:before]); werr != nil {
+				err = werr
+			}
+			send = send[before:]
+		}
+		p.passable(Up)
 		if n > 0 {
-			if _, werr := l.server.Write(buf[:n]); werr != nil {
+			if _, werr := l.server.Write(send); werr != nil {
 				err = werr
 			}
 		}
@@ -112,6 +148,7 @@ func (p *Proxy) downward(l *proxyLine) {
 			p.grow(&l.answers, buf[:n])
 		}
 		p.mu.Unlock()
+		p.passable(Down)
 		if n > 0 && !deaf {
 			_, _ = l.client.Write(buf[:n])
 		}
@@ -184,6 +221,93 @@ func (p *Proxy) Release(text string) {
 	p.await("the server did not answer", text, func(l *proxyLine) []byte { return l.answers.Bytes() })
 }
 
+// Freeze stops forwarding, on the lines that there are and on new ones, and closes
+// none: neither side notices.
+func (p *Proxy) Freeze(d Direction) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.freeze(d)
+}
+
+// freeze is Freeze; the caller holds the lock.
+func (p *Proxy) freeze(d Direction) {
+	if p.frozen == 0 {
+		p.thawed = make(chan struct{})
+	}
+	p.frozen |= d
+}
+
+// FreezeAt freezes what clients send from their next write on whose subject holds
+// text: what they sent before it has gone, the write itself has not. The channel is
+// closed when that has happened. [Proxy.Thaw] ends it in any case.
+func (p *Proxy) FreezeAt(text string) <-chan struct{} {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.trap = &trap{text: []byte(text), hit: make(chan struct{})}
+	return p.trap.hit
+}
+
+// sprung looks for the write that a trap waits for; it returns how much of b lies
+// before it.
+func (p *Proxy) sprung(b []byte) (int, bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.trap == nil {
+		return 0, false
+	}
+	at := bytes.Index(b, p.trap.text)
+	if at < 0 {
+		return 0, false
+	}
+	close(p.trap.hit)
+	p.trap = nil
+	p.freeze(Up)
+	if line := bytes.LastIndex(b[:at], []byte("\r\n")); line >= 0 {
+		return line + 2, true
+	}
+	return 0, true
+}
+
+// Thaw lets everything go on, what was frozen first.
+func (p *Proxy) Thaw() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.trap = nil
+	if p.frozen != 0 {
+		p.frozen = 0
+		close(p.thawed)
+	}
+}
+
+// passable waits while d is frozen.
+func (p *Proxy) passable(d Direction) {
+	for {
+		p.mu.Lock()
+		frozen, thawed := p.frozen&d != 0, p.thawed
+		p.mu.Unlock()
+		if !frozen {
+			return
+		}
+		<-thawed
+	}
+}
+
+// Refuse cuts all lines on both ends, with what is frozen in them, and refuses new
+// ones until [Proxy.Accept].
+func (p *Proxy) Refuse() {
+	p.each(func(l *proxyLine) { _, _ = l.client.Close(), l.server.Close() })
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.refused = true
+}
+
+// Accept takes new lines again.
+func (p *Proxy) Accept() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.refused = false
+}
+
 func (p *Proxy) each(f func(*proxyLine)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -194,6 +318,7 @@ func (p *Proxy) each(f func(*proxyLine)) {
 
 func (p *Proxy) close() {
 	_ = p.listen.Close()
+	p.Thaw()
 	p.mu.Lock()
 	p.down = true
 	for _, l := range p.lines {

@@ -321,8 +321,12 @@ func (e *Env) Assets() (provision.Assets, error) {
 	if err != nil {
 		return provision.Assets{}, err
 	}
+	pools := map[contract.Pool]int{}
+	for name, p := range e.Config.SubagentRuntime.Pools {
+		pools[contract.Pool(name)] = p.MaxRunning
+	}
 	return provision.Desired(provision.Config{
-		Names: names, Replicas: e.Config.NATS.Replicas, MaxRunning: e.Config.SubagentRuntime.MaxRunning,
+		Names: names, Replicas: e.Config.NATS.Replicas, MaxRunning: e.Config.SubagentRuntime.MaxRunning, Pools: pools,
 		MaxQueued: e.Config.SubagentRuntime.MaxQueued, AdmissionPolicy: e.Config.SubagentRuntime.AdmissionPolicy,
 		EventMaxBytes: e.EventMaxBytes,
 	}), nil
@@ -362,13 +366,13 @@ func (e *Env) Subagents() (*subagent.Registry, error) {
 	s := e.Config.Subagents
 	cfg := subagent.Config{TimeoutSeconds: &s.TimeoutSeconds, MaxTurns: s.MaxTurns, Agents: map[string]subagent.Override{}}
 	for name, o := range s.Agents {
-		cfg.Agents[name] = subagent.Override{TimeoutSeconds: o.TimeoutSeconds, MaxTurns: o.MaxTurns, Model: o.Model, Skills: o.Skills}
+		cfg.Agents[name] = subagent.Override{TimeoutSeconds: o.TimeoutSeconds, MaxTurns: o.MaxTurns, Model: o.Model, Pool: (*contract.Pool)(o.Pool), Skills: o.Skills}
 	}
 	for _, a := range s.CustomAgentList() {
 		denied := []string(a.DisallowedTools)
 		cfg.Custom = append(cfg.Custom, subagent.Custom{
 			Name: a.Name, Description: a.Description, SystemPrompt: a.SystemPrompt, Tools: a.Tools, DisallowedTools: &denied,
-			Skills: a.Skills, Model: a.Model, MaxTurns: &a.MaxTurns, TimeoutSeconds: &a.TimeoutSeconds,
+			Skills: a.Skills, Model: a.Model, Pool: contract.Pool(a.Pool), MaxTurns: &a.MaxTurns, TimeoutSeconds: &a.TimeoutSeconds,
 		})
 	}
 	return subagent.NewRegistry(cfg)

@@ -9,6 +9,7 @@
 package provision
 
 import (
+	"maps"
 	"slices"
 	"time"
 
@@ -63,6 +64,9 @@ type Config struct {
 	// until its task has ended. MaxRunning 0 takes [DefaultMaxRunning];
 	// MaxQueued 0 means that nothing waits.
 	MaxRunning, MaxQueued int
+	// Pools are the pools besides the default one, with what each may run at
+	// once. Each has a consumer of its own for its executors.
+	Pools map[contract.Pool]int
 	// AdmissionPolicy is "queue" (default) or [PolicyReject], which bounds the
 	// queue by MaxRunning alone.
 	AdmissionPolicy string
@@ -141,6 +145,11 @@ func Desired(cfg Config) Assets {
 	work.Retention = api.LimitsPolicy
 	work.Discard = api.DiscardNew
 	work.MaxMsgs = int64(cfg.MaxRunning + cfg.MaxQueued)
+	pools := []contract.Pool{contract.DefaultPool}
+	for _, name := range slices.Sorted(maps.Keys(cfg.Pools)) {
+		pools = append(pools, name)
+		work.MaxMsgs += int64(cfg.Pools[name])
+	}
 	work.MaxMsgsPer = 1
 	work.DiscardNewPer = true
 	work.MaxMsgSize = contract.MaxRequestBytes + headerRoom
@@ -188,36 +197,37 @@ func Desired(cfg Config) Assets {
 	adv.MaxBytes = min(advisoryMaxByte, cfg.EventMaxBytes)
 	streams = append(streams, adv)
 
+	var consumers []Consumer
+	for _, pool := range pools {
+		consumers = append(consumers, Consumer{Stream: n.GrantStream(), Config: api.ConsumerConfig{
+			Durable:       n.GrantConsumer(pool),
+			Name:          n.GrantConsumer(pool),
+			Description:   "Executors of a pool share it.",
+			DeliverPolicy: api.DeliverAll,
+			ReplayPolicy:  api.ReplayInstant,
+			FilterSubject: n.TaskGrants(pool),
+			AckPolicy:     api.AckExplicit,
+			AckWait:       GrantAckWait,
+			MaxDeliver:    -1,
+			MaxAckPending: -1,
+			MemoryStorage: cfg.MemoryStorage,
+		}})
+	}
 	return Assets{
 		Streams: streams,
-		Consumers: []Consumer{
-			{Stream: n.GrantStream(), Config: api.ConsumerConfig{
-				Durable:       n.GrantConsumer(contract.DefaultPool),
-				Name:          n.GrantConsumer(contract.DefaultPool),
-				Description:   "Executors of a pool share it.",
-				DeliverPolicy: api.DeliverAll,
-				ReplayPolicy:  api.ReplayInstant,
-				FilterSubject: n.TaskGrants(contract.DefaultPool),
-				AckPolicy:     api.AckExplicit,
-				AckWait:       GrantAckWait,
-				MaxDeliver:    -1,
-				MaxAckPending: -1,
-				MemoryStorage: cfg.MemoryStorage,
-			}},
-			{Stream: n.EventStream(), Config: api.ConsumerConfig{
-				Durable:       n.SinkConsumer(),
-				Name:          n.SinkConsumer(),
-				Description:   "The event sink.",
-				DeliverPolicy: api.DeliverAll,
-				ReplayPolicy:  api.ReplayInstant,
-				FilterSubject: n.AllEvents(),
-				AckPolicy:     api.AckExplicit,
-				AckWait:       SinkAckWait,
-				MaxDeliver:    -1,
-				MaxAckPending: SinkMaxAckPending,
-				MemoryStorage: cfg.MemoryStorage,
-			}},
-		},
+		Consumers: append(consumers, Consumer{Stream: n.EventStream(), Config: api.ConsumerConfig{
+			Durable:       n.SinkConsumer(),
+			Name:          n.SinkConsumer(),
+			Description:   "The event sink.",
+			DeliverPolicy: api.DeliverAll,
+			ReplayPolicy:  api.ReplayInstant,
+			FilterSubject: n.AllEvents(),
+			AckPolicy:     api.AckExplicit,
+			AckWait:       SinkAckWait,
+			MaxDeliver:    -1,
+			MaxAckPending: SinkMaxAckPending,
+			MemoryStorage: cfg.MemoryStorage,
+		}}),
 	}
 }
 

@@ -16,6 +16,8 @@ import (
 var (
 	// ErrNoJetStream: the server, or our account on it, has no JetStream.
 	ErrNoJetStream = errors.New("JetStream is not enabled")
+	// ErrNoQuorum: a cluster has too few servers left to store anything.
+	ErrNoQuorum = errors.New("no quorum, nothing can be stored")
 	// ErrServerTooOld: the server's JetStream API lacks what an asset needs.
 	ErrServerTooOld = errors.New("the server is too old")
 	// ErrNotInPlace: an asset exists with settings that the server cannot change
@@ -216,16 +218,48 @@ func planConsumer(ctx context.Context, nc *nats.Conn, c Consumer) ([]step, error
 	return []step{{ch, subject, body(overlay(KindConsumer, have, want), "update")}}, nil
 }
 
-// load reads the configuration of a stream or consumer.
+// load reads the configuration of a stream or consumer. One whose leader does not
+// see enough of the other copies to store anything is an error.
 func load(ctx context.Context, nc *nats.Conn, subject string) (object, error) {
 	var resp struct {
 		api.JSApiResponse
-		Config json.RawMessage `json:"config"`
+		Config  json.RawMessage  `json:"config"`
+		Cluster *api.ClusterInfo `json:"cluster"`
 	}
 	if err := request(ctx, nc, subject, nil, &resp, &resp.JSApiResponse); err != nil {
 		return nil, err
 	}
+	if err := quorum(resp.Cluster); err != nil {
+		return nil, err
+	}
 	return parseObject(resp.Config)
+}
+
+// unseen is for how long a copy must not have been heard of to count as gone. The
+// copies talk to each other every second.
+const unseen = 5 * time.Second
+
+// quorum says whether the leader sees enough copies to store anything. The leader
+// itself steps down only some 20 seconds after it has lost them; until then it
+// answers what it is asked, and does not answer what it should store.
+func quorum(c *api.ClusterInfo) error {
+	if c == nil {
+		return nil
+	}
+	copies, gone := 1, []string(nil)
+	for _, p := range c.Replicas {
+		if p.Pending {
+			continue
+		}
+		copies++
+		if p.Offline || p.Active > unseen {
+			gone = append(gone, p.Name)
+		}
+	}
+	if seen := copies - len(gone); seen <= copies/2 {
+		return fmt.Errorf("%w: %d of %d copies are needed, and %s did not answer", ErrNoQuorum, copies/2+1, copies, strings.Join(gone, " and "))
+	}
+	return nil
 }
 
 // checkLevel compares what the assets need with what the server offers, so that

@@ -4,6 +4,7 @@ package sandbox
 
 import (
 	"bytes"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -14,6 +15,7 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -43,6 +45,11 @@ type plan struct {
 	ReadWrite []string
 	FileBytes uint64
 	OpenFiles uint64
+	// Until is when the command's lease ends, by clock; 0 is never. What comes
+	// through the control pipe takes its place.
+	Until int64
+	// Cgroup is the control group for the command, if it can have one.
+	Cgroup string
 }
 
 func landlockAvailable() (bool, string) {
@@ -74,26 +81,46 @@ func (p *Process) start(s *Sandbox, c Command) error {
 	if pl.OpenFiles == 0 {
 		pl.OpenFiles = 4096
 	}
-	b, err := json.Marshal(pl)
-	if err != nil {
-		return err
-	}
 	r, w, err := os.Pipe()
 	if err != nil {
 		return err
 	}
 	defer r.Close()
+	p.ctl = w // before the lease may want to tell something through it
+	p.cgroup = makeCgroup(p.mark)
+	pl.Until, pl.Cgroup = p.lease.add(p), p.cgroup
+	b, err := json.Marshal(pl)
+	if err != nil {
+		p.lease.remove(p)
+		w.Close()
+		return err
+	}
 	p.cmd = &exec.Cmd{
 		Path: "/proc/self/exe", Args: append([]string{superviseName, string(b)}, c.Argv...), Dir: c.Dir, Env: c.Env,
 		Stdout: c.Output, Stderr: c.Output, ExtraFiles: []*os.File{r},
 		SysProcAttr: &syscall.SysProcAttr{Setpgid: true},
 	}
 	if err := p.cmd.Start(); err != nil {
+		p.lease.remove(p)
 		w.Close()
 		return err
 	}
-	p.ctl, p.group = w, p.cmd.Process.Pid
+	p.group = p.cmd.Process.Pid
 	return nil
+}
+
+// tell sends the supervisor until when the command may go on. One that is gone
+// does not mind; one that does not read for hours is not waited for.
+func (p *Process) tell(until int64) {
+	_ = p.ctl.SetWriteDeadline(time.Now().Add(100 * time.Millisecond))
+	_, _ = p.ctl.Write(binary.LittleEndian.AppendUint64(nil, uint64(until)))
+}
+
+// clock is one that all processes of this machine share and nobody sets.
+func clock() int64 {
+	var t unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &t) // cannot fail for this clock
+	return t.Nano()
 }
 
 // awaitExit waits for the child to end without reaping it.
@@ -145,20 +172,9 @@ func supervise(p plan, raw string, argv []string) int {
 	caught := make(chan os.Signal, 1)
 	signal.Notify(caught, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE)
 
-	released := make(chan struct{})
-	go func() {
-		defer close(released)
-		var b [1]byte
-		for {
-			if _, err := syscall.Read(ctlFD, b[:]); !errors.Is(err, syscall.EINTR) {
-				return
-			}
-		}
-	}()
-	pid, err := syscall.ForkExec("/proc/self/exe", append([]string{confineName, raw}, argv...), &syscall.ProcAttr{
-		Dir: p.Dir, Env: os.Environ(), Files: []uintptr{0, 1, 2},
-		Sys: &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL},
-	})
+	ctl := newControl()
+	go ctl.read()
+	pid, err := startConfiner(p, raw, argv)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "sandbox: start:", err)
 		return exitCannotRun
@@ -167,19 +183,15 @@ func supervise(p plan, raw string, argv []string) int {
 	empty := make(chan struct{})
 	go reap(pid, ended, empty)
 
-	var status syscall.WaitStatus
-	over := false
-	select {
-	case status = <-ended:
-		over = true
-	case <-released:
-	}
+	status, over := ctl.awaitEnd(p.Until, ended)
 	deadline := time.NewTimer(superviseTimeout - 500*time.Millisecond)
 	tick := time.NewTicker(2 * time.Millisecond)
 	for {
+		killCgroup(p.Cgroup)
 		killDescendants(os.Getpid())
 		select {
 		case <-empty:
+			removeCgroup(p.Cgroup)
 			if !over {
 				status = <-ended
 			}
@@ -192,6 +204,116 @@ func supervise(p plan, raw string, argv []string) int {
 			_ = syscall.Kill(os.Getpid(), syscall.SIGKILL) // an end that tells of the failure, unlike any exit code
 		}
 	}
+}
+
+// control is the supervisor's end of the pipe to the program.
+type control struct {
+	released chan struct{} // closed when the program has let go of the pipe
+	extended chan int64    // the newest word on until when the command may go on
+
+	mu sync.Mutex // held from a read until its word is in extended
+}
+
+func newControl() *control {
+	return &control{released: make(chan struct{}), extended: make(chan int64, 1)}
+}
+
+// read reads words until the program has let go of the pipe.
+func (c *control) read() {
+	defer close(c.released)
+	for c.wait(-1) && c.readWord() {
+	}
+}
+
+// wait reports whether there is something to read, a closed pipe included.
+func (*control) wait(millis int) bool {
+	for {
+		n, err := unix.Poll([]unix.PollFd{{Fd: ctlFD, Events: unix.POLLIN}}, millis)
+		if !errors.Is(err, unix.EINTR) {
+			return err == nil && n > 0
+		}
+	}
+}
+
+func (c *control) readWord() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var b [8]byte
+	for have := 0; have < len(b); {
+		n, err := syscall.Read(ctlFD, b[have:])
+		if errors.Is(err, syscall.EINTR) {
+			continue
+		}
+		if err != nil || n <= 0 {
+			return false
+		}
+		have += n
+	}
+	select {
+	case <-c.extended:
+	default:
+	}
+	c.extended <- int64(binary.LittleEndian.Uint64(b[:])) // there is room: nobody else sends
+	return true
+}
+
+// silent reports that the program has said nothing that was not heard yet. On a busy
+// machine a word may have come in time and not have been read.
+func (c *control) silent() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.extended) == 0 && !c.wait(0)
+}
+
+// awaitEnd waits until the command has ended, the program wants it to, or its lease
+// is over. It is true with the command's status if that ended by itself.
+func (c *control) awaitEnd(until int64, ended <-chan syscall.WaitStatus) (syscall.WaitStatus, bool) {
+	lease := time.NewTimer(time.Hour)
+	defer lease.Stop()
+	for {
+		lease.Stop()
+		if until != 0 {
+			lease.Reset(time.Duration(until - clock()))
+		}
+		select {
+		case status := <-ended:
+			return status, true
+		case <-c.released:
+			return 0, false
+		case until = <-c.extended:
+			continue
+		case <-lease.C:
+		}
+		if c.silent() {
+			return 0, false
+		}
+		select {
+		case until = <-c.extended:
+		case <-c.released:
+			return 0, false
+		}
+	}
+}
+
+// startConfiner starts the confiner, in the command's control group if there is one.
+func startConfiner(p plan, raw string, argv []string) (int, error) {
+	attr := &syscall.ProcAttr{
+		Dir: p.Dir, Env: os.Environ(), Files: []uintptr{0, 1, 2},
+		Sys: &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL},
+	}
+	args := append([]string{confineName, raw}, argv...)
+	if p.Cgroup != "" {
+		if dir, err := unix.Open(p.Cgroup, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0); err == nil {
+			defer unix.Close(dir)
+			attr.Sys.UseCgroupFD, attr.Sys.CgroupFD = true, dir
+			if pid, err := syscall.ForkExec("/proc/self/exe", args, attr); err == nil {
+				return pid, nil
+			}
+			// A system may let us make a group and put nobody into it.
+			attr.Sys.UseCgroupFD, attr.Sys.CgroupFD = false, 0
+		}
+	}
+	return syscall.ForkExec("/proc/self/exe", args, attr)
 }
 
 // reap takes the exit of every descendant, tells that of pid, and closes empty

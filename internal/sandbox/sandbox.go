@@ -16,6 +16,13 @@
 // signals only to its own, and read no memory or environment of ours. Network is
 // not restricted. The supervisor stands outside, so the command cannot kill it.
 //
+// Where the program may make control groups (version 2, with cgroup.kill), the
+// command gets one of its own. All that is in it is killed at once, however fast it
+// forks, and also when an unconfined command has killed its supervisor.
+//
+// A command can be put under a [Lease]: it then ends in time even if the program
+// that should stop it is itself stopped.
+//
 // # Where that is not possible
 //
 // Starting itself again needs [Main] in the program's main. Without it, and on
@@ -111,6 +118,8 @@ type Command struct {
 	// ReadOnly and ReadWrite are further paths that it may use.
 	ReadOnly, ReadWrite []string
 	Limits              Limits
+	// Lease, when set, bounds how long it may go on, see there.
+	Lease *Lease
 }
 
 // Exit is how a command ended.
@@ -132,15 +141,17 @@ const (
 
 // Process is a running command.
 type Process struct {
-	cmd   *exec.Cmd
-	group int
-	mark  string
-	ctl   *os.File // nil without a supervisor
-	stop  chan struct{}
-	done  chan struct{}
-	wait  error //nolint:unused // only where waiting reaps, see direct_other.go
-	exit  Exit
-	err   error
+	cmd    *exec.Cmd
+	group  int
+	mark   string
+	lease  *Lease
+	cgroup string   // of the command's processes; empty without one
+	ctl    *os.File // nil without a supervisor
+	stop   chan struct{}
+	done   chan struct{}
+	wait   error //nolint:unused // only where waiting reaps, see direct_other.go
+	exit   Exit
+	err    error
 }
 
 // Start runs c. The caller must call [Process.Stop] or wait for
@@ -151,9 +162,10 @@ func (s *Sandbox) Start(c Command) (*Process, error) {
 	}
 	var id [12]byte
 	_, _ = rand.Read(id[:]) // never fails
-	p := &Process{mark: hex.EncodeToString(id[:]), stop: make(chan struct{}, 1), done: make(chan struct{})}
+	p := &Process{mark: hex.EncodeToString(id[:]), lease: c.Lease, stop: make(chan struct{}, 1), done: make(chan struct{})}
 	c.Env = append(append([]string(nil), c.Env...), markEnv+"="+p.mark)
 	if err := p.start(s, c); err != nil {
+		removeCgroup(p.cgroup)
 		return nil, fmt.Errorf("sandbox: start %s: %w", c.Argv[0], err)
 	}
 	go p.run()
@@ -182,6 +194,7 @@ func (p *Process) Exit() (Exit, error) {
 // run waits for the child and leaves nothing behind.
 func (p *Process) run() {
 	defer close(p.done)
+	defer p.lease.remove(p)
 	exited := make(chan struct{})
 	go func() {
 		defer close(exited)
@@ -212,9 +225,11 @@ func (p *Process) run() {
 		p.ctl.Close()
 		// A supervisor that did not end in order cannot vouch for the rest.
 		if !clean {
+			killCgroup(p.cgroup)
 			sweep(p.mark, sweepTimeout)
 			p.exit.Leftover = true
 		}
+		removeCgroup(p.cgroup)
 		return
 	}
 	p.exit.Leftover = !sweep(p.mark, sweepTimeout)

@@ -29,6 +29,12 @@ type outcome struct {
 // run runs a shell script in dir. A stop of 0 lets it end by itself.
 func run(t *testing.T, s *sandbox.Sandbox, dir, script string, stop time.Duration) outcome {
 	t.Helper()
+	return runUnder(t, nil, s, dir, script, stop)
+}
+
+// runUnder is run under a lease.
+func runUnder(t *testing.T, lease *sandbox.Lease, s *sandbox.Sandbox, dir, script string, stop time.Duration) outcome {
+	t.Helper()
 	r, w, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
@@ -37,7 +43,7 @@ func run(t *testing.T, s *sandbox.Sandbox, dir, script string, stop time.Duratio
 	start := time.Now()
 	p, err := s.Start(sandbox.Command{
 		Argv: []string{"/bin/sh", "-c", script}, Dir: dir, Output: w,
-		Env: []string{"PATH=/usr/bin:/bin", "HOME=" + dir},
+		Env: []string{"PATH=/usr/bin:/bin", "HOME=" + dir}, Lease: lease,
 	})
 	w.Close()
 	if err != nil {
@@ -283,15 +289,133 @@ func TestKilledProgram(t *testing.T) {
 	eventually(t, "the end of all processes", func() bool { return len(alive(t, word)) == 0 })
 }
 
+// I5: a program that is stopped, as by SIGSTOP, cannot end its commands when its
+// lease is over, nor learn that it is. Their supervisors do.
+func TestLeaseOfAStoppedProgram(t *testing.T) {
+	t.Parallel()
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(exe)
+	cmd.Env = append(os.Environ(), "SANDBOX_TEST_HOST=lease", "SANDBOX_TEST_DIR="+t.TempDir())
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait() // killed
+	}()
+	if _, err := bufio.NewReader(out).ReadString('\n'); err != nil {
+		t.Fatal(err)
+	}
+	word := fmt.Sprintf("sleep 637.%d", cmd.Process.Pid)
+	eventually(t, "start", func() bool { return len(alive(t, word)) > 0 })
+	// The program renews the lease as long as it runs. It never gets to run again.
+	if err := cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the end of all processes", func() bool { return len(alive(t, word)) == 0 })
+}
+
+// A command whose lease is extended in time goes on; one whose lease is over before
+// it begins does not get far.
+func TestLease(t *testing.T) {
+	t.Parallel()
+	s := sandbox.New(sandbox.None, nil)
+	var renewed, over sandbox.Lease
+	renewed.Extend(2 * time.Second)
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		tick := time.NewTicker(50 * time.Millisecond)
+		defer tick.Stop()
+		for {
+			select {
+			case <-stop:
+				return
+			case <-tick.C:
+				renewed.Extend(patience)
+			}
+		}
+	})
+	got := runUnder(t, &renewed, s, t.TempDir(), "sleep 2.5; echo done", 0)
+	close(stop)
+	wg.Wait()
+	if got.exit.Code != 0 || got.out != "done\n" {
+		t.Errorf("under a renewed lease: %+v", got)
+	}
+	over.Extend(-time.Second)
+	if got := runUnder(t, &over, s, t.TempDir(), "sleep 600", 0); got.exit.Code != 128+9 || got.exit.Leftover {
+		t.Errorf("under a lease that is over: %+v", got)
+	}
+}
+
+// CANCEL-01: where control groups can be had, nothing gets away by killing the
+// supervisor, or by forking faster than it can look.
+func TestControlGroup(t *testing.T) {
+	t.Parallel()
+	if !sandbox.HasCgroup() {
+		t.Skip("this process may not make control groups of version 2")
+	}
+	for name, script := range map[string]string{
+		"kills its supervisor": "env -i setsid sleep %[1]s >/dev/null 2>&1 </dev/null & sleep 0.2; kill -9 $PPID; sleep 60",
+		"forks for ever":       "f() { (env -i setsid sleep %[1]s >/dev/null 2>&1 </dev/null & f &) ; sleep 0.01; }; f; sleep 0.5",
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			secs := fmt.Sprintf("63%d.%d", len(name)%5, os.Getpid())
+			run(t, sandbox.New(sandbox.None, nil), t.TempDir(), fmt.Sprintf(script, secs), 0)
+			if left := alive(t, "sleep "+secs); len(left) > 0 {
+				t.Errorf("%d are still alive", len(left))
+			}
+		})
+	}
+}
+
+// Where the group is mounted, in the forms that /proc gives.
+func TestCgroupFolder(t *testing.T) {
+	t.Parallel()
+	const v2 = "30 23 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw\n"
+	const hybrid = "37 31 0:34 / /sys/fs/cgroup/pids rw - cgroup cgroup rw,pids\n41 31 0:38 / /sys/fs/cgroup/unified rw shared:9 - cgroup2 cgroup2 rw\n"
+	for _, c := range []struct{ groups, mounts, want string }{
+		{"0::/system.slice/herdgate.service\n", v2, "/sys/fs/cgroup/system.slice/herdgate.service"},
+		{"9:name=systemd:/x\n8:pids:/y\n0::/\n", hybrid, "/sys/fs/cgroup/unified"},
+		{"0::/pod/container\n", "30 23 0:26 /pod/container /sys/fs/cgroup rw - cgroup2 cgroup rw\n", "/sys/fs/cgroup"},
+		{"0::/elsewhere\n", "30 23 0:26 /pod/container /sys/fs/cgroup rw - cgroup2 cgroup rw\n", ""},
+		{"8:pids:/y\n", hybrid, ""},
+		{"0::/\n", "", ""},
+	} {
+		if got := sandbox.CgroupFolder(c.groups, c.mounts); got != c.want {
+			t.Errorf("%q with %q: %q, want %q", c.groups, c.mounts, got, c.want)
+		}
+	}
+}
+
 // host is a program that uses the sandbox, for the tests that need another one.
 func host() {
 	s := sandbox.New(sandbox.Landlock, func(reason string) { fmt.Println("notice:", reason) })
 	script := fmt.Sprintf("setsid sleep 638.%d & echo ok", os.Getpid())
-	if os.Getenv("SANDBOX_TEST_HOST") == "wait" {
+	var lease *sandbox.Lease
+	switch os.Getenv("SANDBOX_TEST_HOST") {
+	case "wait":
 		script = fmt.Sprintf("env -i setsid sleep 639.%d & wait", os.Getpid())
+	case "lease":
+		script = fmt.Sprintf("env -i setsid sleep 637.%d & wait", os.Getpid())
+		lease = &sandbox.Lease{}
+		lease.Extend(3 * time.Second)
+		go func() {
+			for range time.Tick(50 * time.Millisecond) {
+				lease.Extend(3 * time.Second)
+			}
+		}()
 	}
 	p, err := s.Start(sandbox.Command{
-		Argv: []string{"/bin/sh", "-c", script}, Dir: os.Getenv("SANDBOX_TEST_DIR"), Output: os.Stderr, Env: []string{"PATH=/usr/bin:/bin"},
+		Argv: []string{"/bin/sh", "-c", script}, Dir: os.Getenv("SANDBOX_TEST_DIR"), Output: os.Stderr, Env: []string{"PATH=/usr/bin:/bin"}, Lease: lease,
 	})
 	if err != nil {
 		fmt.Println(err)

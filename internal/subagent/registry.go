@@ -48,7 +48,9 @@ type Definition struct {
 	DisallowedTools []string
 	Skills          []string
 	// Model is the name of a configured model or [InheritModel].
-	Model          string
+	Model string
+	// Pool is where its tasks run; empty is the default pool.
+	Pool           contract.Pool
 	MaxTurns       int
 	TimeoutSeconds int
 }
@@ -58,7 +60,7 @@ func (d Definition) Resolve() contract.Subagent {
 	return contract.Subagent{
 		Name: d.Name, Description: d.Description, SystemPrompt: d.SystemPrompt,
 		Tools: slices.Clone(d.Tools), DisallowedTools: slices.Clone(d.DisallowedTools),
-		Model: d.Model, MaxTurns: d.MaxTurns, TimeoutSeconds: d.TimeoutSeconds,
+		Model: d.Model, Pool: d.Pool, MaxTurns: d.MaxTurns, TimeoutSeconds: d.TimeoutSeconds,
 	}
 }
 
@@ -87,6 +89,7 @@ type Override struct {
 	TimeoutSeconds *int
 	MaxTurns       *int
 	Model          *string
+	Pool           *contract.Pool
 	// Skills: empty means none.
 	Skills []string
 }
@@ -103,6 +106,7 @@ type Custom struct {
 	DisallowedTools *[]string
 	Skills          []string
 	Model           string // empty: inherit
+	Pool            contract.Pool
 	MaxTurns        *int
 	TimeoutSeconds  *int
 }
@@ -125,6 +129,14 @@ func NewRegistry(cfg Config) (*Registry, error) {
 	positive := func(what string, n *int) {
 		if n != nil && *n < 1 {
 			errs = append(errs, fmt.Errorf("%w: %s is %d; want at least 1", ErrDefinition, what, *n))
+		}
+	}
+	pool := func(what string, p contract.Pool) {
+		if p == "" {
+			return
+		}
+		if err := p.Validate(); err != nil {
+			errs = append(errs, fmt.Errorf("%w: %s: %w", ErrDefinition, what, err))
 		}
 	}
 	positive("timeout_seconds", cfg.TimeoutSeconds)
@@ -154,6 +166,7 @@ func NewRegistry(cfg Config) (*Registry, error) {
 		}
 		positive(what+".max_turns", c.MaxTurns)
 		positive(what+".timeout_seconds", c.TimeoutSeconds)
+		pool(what+".pool", c.Pool)
 		if _, taken := r.byName[c.Name]; !taken {
 			r.add(c.definition())
 		}
@@ -162,6 +175,9 @@ func NewRegistry(cfg Config) (*Registry, error) {
 		what := fmt.Sprintf("agents.%s", name)
 		positive(what+".max_turns", o.MaxTurns)
 		positive(what+".timeout_seconds", o.TimeoutSeconds)
+		if o.Pool != nil {
+			pool(what+".pool", *o.Pool)
+		}
 		if o.Model != nil && *o.Model == "" {
 			errs = append(errs, fmt.Errorf("%w: %s.model is empty; leave it out to keep the type's own", ErrDefinition, what))
 		}
@@ -184,7 +200,7 @@ func (c Custom) definition() Definition {
 	d := Definition{
 		Name: c.Name, Origin: OriginConfig, Description: c.Description, SystemPrompt: c.SystemPrompt,
 		Tools: slices.Clone(c.Tools), DisallowedTools: deniedTools(), Skills: slices.Clone(c.Skills),
-		Model: c.Model, MaxTurns: or(c.MaxTurns, DefaultMaxTurns), TimeoutSeconds: or(c.TimeoutSeconds, DefaultTimeoutSeconds),
+		Model: c.Model, Pool: c.Pool, MaxTurns: or(c.MaxTurns, DefaultMaxTurns), TimeoutSeconds: or(c.TimeoutSeconds, DefaultTimeoutSeconds),
 	}
 	if c.DisallowedTools != nil {
 		d.DisallowedTools = append([]string{}, *c.DisallowedTools...)
@@ -199,6 +215,9 @@ func (o Override) apply(d Definition) Definition {
 	d.TimeoutSeconds, d.MaxTurns = or(o.TimeoutSeconds, d.TimeoutSeconds), or(o.MaxTurns, d.MaxTurns)
 	if o.Model != nil {
 		d.Model = *o.Model
+	}
+	if o.Pool != nil {
+		d.Pool = *o.Pool
 	}
 	if o.Skills != nil {
 		d.Skills = slices.Clone(o.Skills)

@@ -130,10 +130,12 @@ func (p *Probes) results() map[string]error {
 		mu sync.Mutex
 		wg sync.WaitGroup
 	)
-	for name, a := range asked {
-		if checks[name] != nil {
-			continue // known to be bad
+	for name, err := range checks { // before any result is written into it
+		if err != nil {
+			delete(asked, name) // known to be bad
 		}
+	}
+	for name, a := range asked {
 		wg.Go(func() {
 			err := a.result()
 			mu.Lock()

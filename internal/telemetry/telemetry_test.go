@@ -637,3 +637,30 @@ func TestServe(t *testing.T) {
 		t.Errorf("Serve(:0) with AllowRemote = %v", err)
 	}
 }
+
+// Checks that are made side by side, while others are known to be good or bad: every
+// service of a process has one.
+func TestReadinessLooksAtManyThings(t *testing.T) {
+	t.Parallel()
+	p := NewProbes()
+	for i := range 50 {
+		name := fmt.Sprint("check ", i)
+		p.Set(name, nil)
+		if i%3 == 0 {
+			p.Set(name, errors.New("known"))
+		}
+		p.Ask(name, func(context.Context) error { return errors.New("looked") })
+	}
+	for range 20 {
+		got := p.results()
+		for i := range 50 {
+			want := "looked"
+			if i%3 == 0 {
+				want = "known"
+			}
+			if err := got[fmt.Sprint("check ", i)]; err == nil || err.Error() != want {
+				t.Fatalf("check %d = %v, want %s", i, err, want)
+			}
+		}
+	}
+}

@@ -115,7 +115,7 @@ func runBash(ctx context.Context, w *Workspace, o Options, command string, timeo
 	}
 	defer r.Close()
 	p, err := o.Sandbox.Start(sandbox.Command{
-		Argv: []string{shell, "-c", command}, Dir: w.real, Env: environment(w, o.Env), Output: out, ReadOnly: o.ReadOnly,
+		Argv: []string{shell, "-c", command}, Dir: w.real, Env: environment(w, o.Env), Output: out, ReadOnly: o.ReadOnly, Lease: sandbox.LeaseOf(ctx),
 	})
 	out.Close()
 	if err != nil {

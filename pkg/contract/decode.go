@@ -11,6 +11,10 @@ import (
 // never be right, so its receiver refuses it for good.
 var ErrInvalidMessage = errors.New("invalid message")
 
+// ErrTooLarge is returned, beside [ErrInvalidMessage], when a message or a part of
+// it is larger than the contract allows.
+var ErrTooLarge = errors.New("too large")
+
 // DecodeTaskRequest reads and validates a request.
 func DecodeTaskRequest(b []byte) (TaskRequest, error) {
 	r, err := decode[TaskRequest]("task request", b, MaxRequestBytes)
@@ -27,7 +31,7 @@ func (r TaskRequest) Encode() ([]byte, error) {
 	}
 	b, err := json.Marshal(r)
 	if err == nil && len(b) > MaxRequestBytes {
-		err = fmt.Errorf("%w: task request has %d bytes; want at most %d", ErrInvalidMessage, len(b), MaxRequestBytes)
+		err = fmt.Errorf("%w: %w: task request has %d bytes; want at most %d", ErrInvalidMessage, ErrTooLarge, len(b), MaxRequestBytes)
 	}
 	return b, err
 }
@@ -55,7 +59,7 @@ func (r TaskRequest) Validate() error {
 		errs = append(errs, errors.New("prompt is empty"))
 	}
 	if len(r.Prompt) > MaxPromptBytes {
-		errs = append(errs, fmt.Errorf("prompt has %d bytes; want at most %d", len(r.Prompt), MaxPromptBytes))
+		errs = append(errs, fmt.Errorf("%w: prompt has %d bytes; want at most %d", ErrTooLarge, len(r.Prompt), MaxPromptBytes))
 	}
 	if n := utf8.RuneCountInString(r.Description); n > MaxDescriptionChars {
 		errs = append(errs, fmt.Errorf("description has %d characters; want at most %d", n, MaxDescriptionChars))
@@ -88,6 +92,9 @@ func DecodeGrant(b []byte) (Grant, error) {
 	if g.TaskID != g.Request.TaskID {
 		errs = append(errs, fmt.Errorf("task_id %q differs from the request's %q", g.TaskID, g.Request.TaskID))
 	}
+	if r := g.Record; r.TaskID != g.TaskID || r.Attempt != g.Attempt || r.State != StateGranted {
+		errs = append(errs, fmt.Errorf("the record is of task %q, attempt %d, %q; want task %q, attempt %d, %q", r.TaskID, r.Attempt, r.State, g.TaskID, g.Attempt, StateGranted))
+	}
 	errs = append(errs, g.Request.Validate())
 	return g, invalid("grant", errs)
 }
@@ -115,16 +122,16 @@ func DecodeRunRecord(b []byte) (RunRecord, error) {
 	return r, invalid("run record", []error{r.RunID.Validate(), r.Tenant.Validate(), r.ThreadID.Validate()})
 }
 
-// Decode reads a small message of type T: a lease, a leader, limits or a
-// cancellation.
-func Decode[T Lease | Leader | AdmissionLimits | Cancel](b []byte) (T, error) {
+// Decode reads a small message of type T: a lease, a leader, limits, a
+// cancellation or a trial.
+func Decode[T Lease | Leader | AdmissionLimits | Cancel | Trial](b []byte) (T, error) {
 	return decode[T]("message", b, 64<<10)
 }
 
 func decode[T any](what string, b []byte, limit int) (T, error) {
 	var v T
 	if len(b) > limit {
-		return v, fmt.Errorf("%w: %s has %d bytes; want at most %d", ErrInvalidMessage, what, len(b), limit)
+		return v, fmt.Errorf("%w: %w: %s has %d bytes; want at most %d", ErrInvalidMessage, ErrTooLarge, what, len(b), limit)
 	}
 	if err := CheckDepth(b, MaxDepth); err != nil {
 		return v, fmt.Errorf("%w: %s: %w", ErrInvalidMessage, what, err)

@@ -70,9 +70,12 @@ type Subagent struct {
 	Tools           []string `json:"tools"`
 	DisallowedTools []string `json:"disallowed_tools"`
 	// Model is the name of a configured model, or "inherit".
-	Model          string `json:"model,omitempty"`
-	MaxTurns       int    `json:"max_turns"`
-	TimeoutSeconds int    `json:"timeout_seconds"`
+	Model string `json:"model,omitempty"`
+	// Pool is where tasks of this type run unless a request names another; empty
+	// is the default pool.
+	Pool           Pool `json:"pool,omitempty"`
+	MaxTurns       int  `json:"max_turns"`
+	TimeoutSeconds int  `json:"timeout_seconds"`
 }
 
 // Identity is on whose behalf a task runs.
@@ -198,16 +201,37 @@ type Leader struct {
 // AdmissionLimits is what the gate enforces. Leads read it from the limits key and
 // never from a configuration file, so that nobody is promised more than there is.
 type AdmissionLimits struct {
-	MaxRunning          int    `json:"max_running"`
-	MaxQueued           int    `json:"max_queued"`
-	AdmissionPolicy     string `json:"admission_policy"`
-	QueueTimeoutSeconds int    `json:"queue_timeout_seconds"`
+	// MaxRunning is the capacity of the default pool, Pools that of the others.
+	MaxRunning          int          `json:"max_running"`
+	Pools               map[Pool]int `json:"pools,omitempty"`
+	MaxQueued           int          `json:"max_queued"`
+	AdmissionPolicy     string       `json:"admission_policy"`
+	QueueTimeoutSeconds int          `json:"queue_timeout_seconds"`
+}
+
+// Capacity is how many tasks may run at once, over all pools.
+func (l AdmissionLimits) Capacity() int {
+	n := l.MaxRunning
+	for _, more := range l.Pools {
+		n += more
+	}
+	return n
 }
 
 // Cancel is the value of a cancellation key.
 type Cancel struct {
 	Reason      string    `json:"reason,omitempty"`
 	RequestedAt time.Time `json:"requested_at"`
+}
+
+// Trial says how often a grant was opened that had been delivered before, and
+// neither led to a claim nor was given back: whoever opened it did not live to
+// tell.
+type Trial struct {
+	Attempt int `json:"attempt"`
+	Times   int `json:"times"`
+	// Executor is who opened it last.
+	Executor string `json:"executor,omitempty"`
 }
 
 // Usage counts tokens. A task without any figure from its provider has no
@@ -301,9 +325,11 @@ type TaskQueuedData struct {
 
 // TaskAdmittedData is the data of task_admitted.
 type TaskAdmittedData struct {
-	TaskID   TaskID `json:"task_id"`
-	Slot     int    `json:"slot"`
-	WaitedMS int64  `json:"waited_ms"`
+	TaskID TaskID `json:"task_id"`
+	// Pool whose slot it is; empty is the default pool.
+	Pool     Pool  `json:"pool,omitempty"`
+	Slot     int   `json:"slot"`
+	WaitedMS int64 `json:"waited_ms"`
 }
 
 // TaskStartedData is the data of task_started.

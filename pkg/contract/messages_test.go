@@ -20,7 +20,10 @@ func request() TaskRequest {
 }
 
 func grant() Grant {
-	return Grant{TaskID: "t1", Attempt: 1, Epoch: 1, Revision: 1, LeaseTTLMS: 15000, Request: request()}
+	return Grant{
+		TaskID: "t1", Attempt: 1, Epoch: 1, Revision: 1, LeaseTTLMS: 15000, Request: request(),
+		Record: TaskRecord{TaskID: "t1", Attempt: 1, State: StateGranted},
+	}
 }
 
 func TestRequestBothWays(t *testing.T) {
@@ -98,7 +101,7 @@ func TestLargestGrant(t *testing.T) {
 	if b, err = g.Request.Encode(); err != nil || len(b) != MaxRequestBytes {
 		t.Fatalf("request has %d bytes, %v", len(b), err)
 	}
-	g.Record = TaskRecord{Description: g.Request.Description, ThreadID: g.Request.ThreadID, State: StateGranted, TraceState: strings.Repeat("<", 512), TraceParent: strings.Repeat("x", 512)}
+	g.Record = TaskRecord{TaskID: g.TaskID, Attempt: g.Attempt, Description: g.Request.Description, ThreadID: g.Request.ThreadID, State: StateGranted, TraceState: strings.Repeat("<", 512), TraceParent: strings.Repeat("x", 512)}
 	if b, err = json.Marshal(g); err != nil {
 		t.Fatal(err)
 	}
@@ -122,6 +125,7 @@ func TestGrantBothWays(t *testing.T) {
 		"lease":    func(g *Grant) { g.LeaseTTLMS = 999 },
 		"differs":  func(g *Grant) { g.TaskID = "t2" },
 		"prompt":   func(g *Grant) { g.Request.Prompt = "" },
+		"record":   func(g *Grant) { g.Record.State = StateRunning },
 	} {
 		g := grant()
 		change(&g)
@@ -241,6 +245,9 @@ func FuzzDecodeSmall(f *testing.F) {
 		if v, err := Decode[Cancel](b); err == nil {
 			again(t, v, Decode[Cancel])
 		}
+		if v, err := Decode[Trial](b); err == nil {
+			again(t, v, Decode[Trial])
+		}
 	})
 }
 
@@ -277,7 +284,7 @@ func TestMessageKeys(t *testing.T) {
 		want string
 	}{
 		{&TaskRequest{}, "acceptance_criteria.[] contract_version created_at description identity.is_subagent identity.user_id identity.user_role offered_tools.[] parent_model pool prompt " +
-			"queue_timeout_seconds run_id subagent.description subagent.disallowed_tools.[] subagent.max_turns subagent.model subagent.name subagent.system_prompt subagent.timeout_seconds subagent.tools.[] " +
+			"queue_timeout_seconds run_id subagent.description subagent.disallowed_tools.[] subagent.max_turns subagent.model subagent.name subagent.pool subagent.system_prompt subagent.timeout_seconds subagent.tools.[] " +
 			"task_id tenant thread_id tool_call_id"},
 		{&TaskRecord{}, "admission_failure attempt cancel_requested description epoch error error_code executor finished_at granted_at lost model_name pool queued_at " +
 			"receipts.[].args_sha256 receipts.[].created_at receipts.[].id receipts.[].output_bytes receipts.[].output_sha256 receipts.[].status receipts.[].tool_call_id receipts.[].tool_name " +
@@ -285,10 +292,11 @@ func TestMessageKeys(t *testing.T) {
 			usage + " writer"},
 		{&Lease{}, "attempt executor"},
 		{&Leader{}, "holder writer"},
-		{&AdmissionLimits{}, "admission_policy max_queued max_running queue_timeout_seconds"},
+		{&AdmissionLimits{}, "admission_policy max_queued max_running pools.k queue_timeout_seconds"},
 		{&Cancel{}, "reason requested_at"},
+		{&Trial{}, "attempt executor times"},
 		{&TaskQueuedData{}, "description queue_position subagent_type task_id"},
-		{&TaskAdmittedData{}, "slot task_id waited_ms"},
+		{&TaskAdmittedData{}, "pool slot task_id waited_ms"},
 		{&TaskStartedData{}, "description executor max_turns model_name subagent_type task_id timeout_seconds"},
 		{&TaskRunningData{}, step + " message_index model_name task_id " + usage},
 		{&TaskEndData{}, "admission_failure duration_ms error error_code error_truncated model_name queue_ms result result_truncated status stop_reason task_id " + usage},
@@ -361,7 +369,10 @@ func fill(v reflect.Value) {
 		fill(v.Index(0))
 	case reflect.Map:
 		v.Set(reflect.MakeMap(v.Type()))
-		v.SetMapIndex(reflect.ValueOf("k"), reflect.ValueOf("v"))
+		key, value := reflect.New(v.Type().Key()).Elem(), reflect.New(v.Type().Elem()).Elem()
+		key.SetString("k")
+		fill(value)
+		v.SetMapIndex(key, value)
 	case reflect.String:
 		v.SetString("x")
 	case reflect.Bool:

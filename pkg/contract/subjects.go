@@ -111,6 +111,9 @@ func LeaseKey(id TaskID) string { return "lease." + string(id) }
 // CancelKey is the key of a cancellation. Shape: cancel.<task_id>
 func CancelKey(id TaskID) string { return "cancel." + string(id) }
 
+// TrialKey is the key of a [Trial]. Shape: trial.<task_id>
+func TrialKey(id TaskID) string { return "trial." + string(id) }
+
 // KeyKind says what a key of the task or run bucket holds.
 type KeyKind string
 
@@ -119,6 +122,7 @@ const (
 	KeyTask   KeyKind = "task"
 	KeyLease  KeyKind = "lease"
 	KeyCancel KeyKind = "cancel"
+	KeyTrial  KeyKind = "trial"
 	KeyLeader KeyKind = "leader"
 	KeyLimits KeyKind = "limits"
 	KeyRun    KeyKind = "run"
@@ -139,7 +143,7 @@ func ParseKey(key string) (KeyKind, string, error) {
 		return "", "", fmt.Errorf("%w: key %q", ErrSubject, key)
 	}
 	switch k := KeyKind(kind); k {
-	case KeyTask, KeyLease, KeyCancel, KeyRun, KeyThread:
+	case KeyTask, KeyLease, KeyCancel, KeyTrial, KeyRun, KeyThread:
 		return k, id, nil
 	}
 	return "", "", fmt.Errorf("%w: key %q", ErrSubject, key)

@@ -41,7 +41,7 @@ func TestFixedNames(t *testing.T) {
 		n.AllEvents():       "hg.v1.event.>",
 		n.Dead("eventsink"): "hg.v1.dead.eventsink", n.AllDead(): "hg.v1.dead.>",
 		n.Service("events", "list"): "hg.v1.svc.events.list",
-		TaskKey("t1"):               "task.t1", LeaseKey("t1"): "lease.t1", CancelKey("t1"): "cancel.t1", RunKey("r1"): "run.r1",
+		TaskKey("t1"):               "task.t1", LeaseKey("t1"): "lease.t1", CancelKey("t1"): "cancel.t1", TrialKey("t1"): "trial.t1", RunKey("r1"): "run.r1",
 		KVSubject("HG_TASKS", "task.t1"): "$KV.HG_TASKS.task.t1", KVStream("HG_TASKS"): "KV_HG_TASKS",
 	} {
 		if got != want {
@@ -73,7 +73,7 @@ func TestSubjectsBothWays(t *testing.T) {
 			}
 		}
 	}
-	for key, want := range map[string]KeyKind{TaskKey("t1"): KeyTask, LeaseKey("t1"): KeyLease, CancelKey("t1"): KeyCancel, RunKey("t1"): KeyRun} {
+	for key, want := range map[string]KeyKind{TaskKey("t1"): KeyTask, LeaseKey("t1"): KeyLease, CancelKey("t1"): KeyCancel, TrialKey("t1"): KeyTrial, RunKey("t1"): KeyRun} {
 		if kind, id, err := ParseKey(key); err != nil || kind != want || id != "t1" {
 			t.Errorf("key %q: %q %q %v", key, kind, id, err)
 		}

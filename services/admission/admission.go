@@ -22,7 +22,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -43,6 +45,9 @@ type Config struct {
 	// MaxRunning is how many tasks may hold a slot: 1 to 64 in a configuration
 	// file, not bounded here.
 	MaxRunning int
+	// Limits are those of the default pool; Pools are the other pools.
+	Limits gate.Limits
+	Pools  map[contract.Pool]gate.Pool
 	// MaxQueued is how many may wait beside them. The request stream enforces
 	// it; it is here to be told to others.
 	MaxQueued int
@@ -54,8 +59,9 @@ type Config struct {
 	LeaderTTL time.Duration
 	// RetryLost is executor.retry_lost.
 	RetryLost gate.RetryLost
-	// MaxAttempts bounds attempts under RetryAlways; 0 means 3.
-	MaxAttempts int
+	// MaxLost is how many attempts of a task may be lost under RetryAlways; 0
+	// means 2.
+	MaxLost int
 	// Retention is how long terminal records are kept; 0 means 24 h.
 	Retention time.Duration
 	// CancelGrace is how long a running attempt may take to obey a cancellation
@@ -77,9 +83,6 @@ func (c Config) withDefaults() Config {
 	if c.MaxRunning == 0 {
 		c.MaxRunning = 3
 	}
-	if c.MaxAttempts == 0 {
-		c.MaxAttempts = 3
-	}
 	if c.Policy == "" {
 		c.Policy = "queue"
 	}
@@ -100,6 +103,14 @@ func (c Config) Validate() error {
 		return fmt.Errorf("admission: subagent_runtime.max_queued must be at least 0, got %d", c.MaxQueued)
 	case c.Policy != "queue" && c.Policy != "reject":
 		return fmt.Errorf("admission: subagent_runtime.admission_policy must be queue or reject, got %q", c.Policy)
+	}
+	for name, p := range c.Pools {
+		if err := name.Validate(); err != nil || name == contract.DefaultPool {
+			return fmt.Errorf("admission: subagent_runtime.pools: %q cannot be the name of a further pool", name)
+		}
+		if p.MaxRunning < 1 {
+			return fmt.Errorf("admission: subagent_runtime.pools.%s.max_running must be at least 1, got %d", name, p.MaxRunning)
+		}
 	}
 	for name, ttl := range map[string]time.Duration{"lease_ttl_seconds": c.LeaseTTL, "leader_ttl_seconds": c.LeaderTTL} {
 		if ttl < time.Second || ttl%time.Second != 0 {
@@ -135,6 +146,11 @@ type Service struct {
 	ready   func(string, error)
 	writer  *bus.Writer
 	metrics *metrics
+	crashes crashes
+	// turn is an executor's, see executorsTurn.
+	turn time.Duration
+	// probe, in tests, is told what is about to be done for a task.
+	probe func(step string, id contract.TaskID)
 }
 
 // New returns a service; [Service.Run] starts it.
@@ -145,11 +161,12 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	}
 	s := &Service{
 		cfg: cfg, bus: deps.Bus, now: deps.Now, log: deps.Log, ready: deps.Ready,
-		writer: bus.NewWriter(cfg.Name), metrics: newMetrics(deps.Registerer),
+		writer: bus.NewWriter(cfg.Name), turn: executorsTurn,
 	}
 	if s.now == nil {
 		s.now = time.Now
 	}
+	s.metrics = newMetrics(deps.Registerer, s.now())
 	if s.ready == nil {
 		s.ready = func(string, error) {}
 	}
@@ -163,6 +180,11 @@ func New(cfg Config, deps Deps) (*Service, error) {
 
 // ID is the process with its incarnation, as it stands in the leader key.
 func (s *Service) ID() string { return s.writer.ID() }
+
+// pools are the pools of the gate, the default pool first.
+func (s *Service) pools() []contract.Pool {
+	return append([]contract.Pool{contract.DefaultPool}, slices.Sorted(maps.Keys(s.cfg.Pools))...)
+}
 
 // Run campaigns and leads until ctx is done, then hands the leader key back and
 // returns nil.
@@ -235,13 +257,16 @@ func (s *Service) campaign(ctx context.Context) (crown, error) {
 			})
 	}()
 	defer func() { cancel(); <-watched }()
+	var seen holding
 	for {
-		if won, ok, err := s.try(ctx); err != nil {
+		key, ok, err := s.try(ctx)
+		if err != nil {
 			return crown{}, err
-		} else if ok {
-			return won, nil
 		}
-		s.ready("admission", nil)
+		if ok {
+			return key, nil
+		}
+		s.ready("admission", seen.stuck(key.rev, s.now(), s.cfg.LeaderTTL))
 		select {
 		case <-ctx.Done():
 			return crown{}, ctx.Err()
@@ -255,7 +280,28 @@ func (s *Service) campaign(ctx context.Context) (crown, error) {
 	}
 }
 
-// try takes the leader key if it is free.
+// holding is the revision at which somebody holds the leader key, and since when a
+// standby has seen it.
+type holding struct {
+	rev   uint64
+	since time.Time
+}
+
+// stuck notes the revision that is seen now, and says whether it has stood for
+// longer than it can: a key is renewed or it expires. When it does neither, the
+// server answers but does not store, and no standby could take over.
+func (h *holding) stuck(rev uint64, now time.Time, ttl time.Duration) error {
+	if rev != h.rev {
+		h.rev, h.since = rev, now
+	}
+	if d := now.Sub(h.since); d > 2*ttl {
+		return fmt.Errorf("the leader key is neither renewed nor expires, for %v now, although it lives for %v: NATS does not store; see the log of nats-server", d.Round(time.Second), ttl)
+	}
+	return nil
+}
+
+// try takes the leader key if it is free. False: it is not, or somebody else was
+// faster; the revision is the one at which it is held.
 func (s *Service) try(ctx context.Context) (crown, bool, error) {
 	key := s.bus.KV(contract.LeaderKey)
 	last, err := s.bus.Last(ctx, s.bus.TaskStream(), key)
@@ -263,7 +309,7 @@ func (s *Service) try(ctx context.Context) (crown, bool, error) {
 		return crown{}, false, err
 	}
 	if err == nil && !last.Deleted() {
-		return crown{}, false, nil
+		return crown{rev: last.Seq}, false, nil
 	}
 	writer := s.writer.Next()
 	sent := s.now()
@@ -281,10 +327,15 @@ func (s *Service) try(ctx context.Context) (crown, bool, error) {
 	}
 	v, derr := contract.Decode[contract.Leader](now.Data)
 	if now.Deleted() || derr != nil || v.Writer != writer {
-		return crown{}, false, nil
+		if errors.Is(err, bus.ErrDoubt) && now.Seq == last.Seq {
+			// The key is free, and the server answers but does not store: a standby that
+			// cannot take over is not ready.
+			return crown{}, false, err
+		}
+		return crown{rev: now.Seq}, false, nil
 	}
 	if err == nil && ack.Seq != now.Seq {
-		return crown{}, false, nil
+		return crown{rev: now.Seq}, false, nil
 	}
 	return crown{rev: now.Seq, sent: sent, offset: now.Time.Sub(sent)}, true, nil
 }

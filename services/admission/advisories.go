@@ -120,7 +120,7 @@ func (r *reign) followAdvisories(ctx context.Context, stream string) error {
 	defer done()
 	info, err := r.s.bus.JS.Stream(look, stream)
 	if err != nil {
-		return fmt.Errorf("stream %s: %w; run `herdgate provision`", stream, err)
+		return fmt.Errorf("stream %s: %w", stream, bus.Classify(err))
 	}
 	return r.s.bus.Watch(ctx, bus.Watch{Stream: stream, StartSeq: info.CachedInfo().State.LastSeq + 1}, func(m bus.Message, _ uint64) error {
 		s, ok, err := readAdvisory(m.Data)

@@ -1,10 +1,8 @@
 package admission
 
 import (
-	"bytes"
 	"fmt"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -18,23 +16,12 @@ import (
 )
 
 // lines is a log that is read while it is written.
-type lines struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *lines) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
+type lines struct{ natstest.Output }
 
 // with returns the lines that hold all of parts.
 func (l *lines) with(parts ...string) (found []string) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
 next:
-	for line := range strings.Lines(l.b.String()) {
+	for line := range strings.Lines(l.String()) {
 		for _, p := range parts {
 			if !strings.Contains(line, p) {
 				continue next

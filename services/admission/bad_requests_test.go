@@ -51,7 +51,7 @@ func TestBadRequests(t *testing.T) {
 		{"another id", change(func(r *contract.TaskRequest) { r.TaskID = "t_else" }), `"t_else"`},
 		{"another tenant", change(func(r *contract.TaskRequest) { r.Tenant = "else" }), `"else"`},
 		{"no turns", change(func(r *contract.TaskRequest) { r.Subagent.MaxTurns = 0 }), "max_turns is 0"},
-		{"a pool that nobody serves", change(func(r *contract.TaskRequest) { r.Pool = "gpu" }), `pool is "gpu"`},
+		{"a pool that nobody serves", change(func(r *contract.TaskRequest) { r.Pool = "gpu" }), `pool is "gpu"; this gate has ["default"]`},
 		// Nothing else bounds a name, and it stands in the record as well.
 		{"a name without end", change(func(r *contract.TaskRequest) { r.Subagent.Name = strings.Repeat("n", 180_000) }), "its grant would have"},
 		// In our own encoding each of these characters takes six bytes.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -23,6 +24,7 @@ type body struct {
 	parent  string
 	state   string
 	size    int
+	telling tellings
 }
 
 // fill completes a record with what the request says.
@@ -42,7 +44,7 @@ func (b body) fill(rec contract.TaskRecord) contract.TaskRecord {
 
 // readBody decodes a message of the request stream. The error is for a subject
 // that is none of ours; a body that cannot be used is told in the body.
-func readBody(names contract.Names, m bus.Message) (body, error) {
+func readBody(names contract.Names, pools []contract.Pool, m bus.Message) (body, error) {
 	tenant, id, err := names.ParseTaskRequest(m.Subject)
 	if err != nil {
 		return body{}, err
@@ -60,19 +62,24 @@ func readBody(names contract.Names, m bus.Message) (body, error) {
 			contract.ErrInvalidMessage, b.req.Tenant, b.req.TaskID, tenant, id)
 	}
 	if b.invalid == nil {
-		b.invalid = b.grantable()
+		b.invalid = b.grantable(pools)
 	}
 	return b, nil
 }
 
 // grantable says why a valid request could never be run: its grant would reach
 // nobody and hold a slot for ever.
-func (b body) grantable() error {
-	if p := b.req.Pool; p != "" && p != contract.DefaultPool {
-		return fmt.Errorf("%w: task request: pool is %q; the executors of this gate serve %q", contract.ErrInvalidMessage, p, contract.DefaultPool)
+func (b body) grantable(pools []contract.Pool) error {
+	if p := b.req.Pool; p != "" && !slices.Contains(pools, p) {
+		return fmt.Errorf("%w: task request: pool is %q; this gate has %q", contract.ErrInvalidMessage, p, pools)
 	}
 	// A grant holds what was read, written anew: text that came in another
-	// encoding may grow, and parts of it stand in the record as well.
+	// encoding may grow, up to six times, and parts of it stand in the record as well.
+	// What is far too small for that is not written only to be measured: a take-over
+	// comes here for every task that waits.
+	if b.size < (contract.MaxGrantBytes-frameRoom)/16 {
+		return nil
+	}
 	data, err := json.Marshal(contract.Grant{TaskID: b.id, Record: b.fill(contract.TaskRecord{}), Request: b.req})
 	if err != nil {
 		return fmt.Errorf("%w: task request: %w", contract.ErrInvalidMessage, err)
@@ -91,7 +98,9 @@ const frameRoom = 2 << 10
 // what waits long is read again when its turn comes.
 type bodies struct {
 	bus   *bus.Conn
-	limit int // bytes
+	pools []contract.Pool // that the gate has
+	limit int             // bytes
+	probe func(step string, id contract.TaskID)
 
 	mu    sync.Mutex
 	bySeq map[uint64]body
@@ -99,8 +108,8 @@ type bodies struct {
 	bytes int
 }
 
-func newBodies(c *bus.Conn) *bodies {
-	return &bodies{bus: c, limit: 8 << 20, bySeq: map[uint64]body{}}
+func newBodies(c *bus.Conn, pools []contract.Pool) *bodies {
+	return &bodies{bus: c, pools: pools, limit: 8 << 20, bySeq: map[uint64]body{}}
 }
 
 func (b *bodies) put(v body) {
@@ -157,5 +166,68 @@ func (b *bodies) get(ctx context.Context, seq uint64) (body, error) {
 	if err != nil {
 		return body{}, err
 	}
-	return readBody(b.bus.Names, m)
+	return b.read(m)
+}
+
+// tellings is who has told that a request is queued. What has left the memory has
+// been told by nobody: to tell it again is refused by the stream.
+type tellings struct {
+	told    bool          // the event is stored
+	granted bool          // its grant is being told, and that it is queued with it
+	pending chan struct{} // closed when a worker that is at it has done
+}
+
+// beginTelling reports whether a worker is to tell that a request is queued, and
+// what to call afterwards with whether the event is stored.
+func (b *bodies) beginTelling(seq uint64) (end func(stored bool), ok bool) {
+	done := make(chan struct{})
+	if !b.note(seq, func(t *tellings) bool {
+		if t.told || t.granted || t.pending != nil {
+			return false
+		}
+		t.pending = done
+		return true
+	}) {
+		return nil, false
+	}
+	return func(stored bool) {
+		b.note(seq, func(t *tellings) bool {
+			t.told, t.pending = t.told || stored, nil
+			return true
+		})
+		close(done)
+	}, true
+}
+
+// grantTells reports whether a grant is to tell that its request was queued; from
+// then on nobody else does. It waits for a worker that is at it.
+func (b *bodies) grantTells(ctx context.Context, seq uint64) (tells bool, err error) {
+	for {
+		var pending chan struct{}
+		tells := b.note(seq, func(t *tellings) bool {
+			pending, t.granted = t.pending, t.pending == nil
+			return !t.told
+		})
+		if pending == nil {
+			return tells, nil
+		}
+		select {
+		case <-pending:
+		case <-ctx.Done():
+			return false, ctx.Err()
+		}
+	}
+}
+
+// note looks at the tellings of a request and changes them; true when it is not in
+// memory.
+func (b *bodies) note(seq uint64, change func(*tellings) bool) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	v, there := b.bySeq[seq]
+	if !there {
+		return true
+	}
+	defer func() { b.bySeq[seq] = v }()
+	return change(&v.telling)
 }

@@ -193,7 +193,7 @@ func TestAbdicate(t *testing.T) {
 func TestMoveInDoubt(t *testing.T) {
 	t.Parallel()
 	c := newCrossing(t)
-	c.fence.s.metrics = newMetrics(nil)
+	c.fence.s.metrics = newMetrics(nil, time.Now())
 	if ev := c.settled(c.write()); ev.Outcome != gate.Stored {
 		t.Fatalf("told %+v", ev)
 	}

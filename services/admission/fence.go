@@ -10,6 +10,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/herdgate/herdgate/internal/bus"
+	"github.com/herdgate/herdgate/internal/mutant"
 	"github.com/herdgate/herdgate/pkg/contract"
 	"github.com/herdgate/herdgate/services/admission/gate"
 )
@@ -17,19 +18,25 @@ import (
 // errDeposed ends a reign: somebody else holds the key, or may.
 var errDeposed = errors.New("deposed: the leader key is not ours any more")
 
+// errExpired ends a reign whose key has run out.
+var errExpired = fmt.Errorf("%w: it ran out before it could be renewed", errDeposed)
+
 // fence owns the leader key. It renews it, and makes every write that carries
 // its revision, one at a time, so that a write can never carry a revision that a
 // renewal of ours has outdated.
 type fence struct {
 	s       *Service
 	rev     uint64
-	trusted time.Time // until then nobody else can have won the key
+	trusted time.Time   // until then nobody else can have won the key
+	expiry  *time.Timer // ends run when the key has expired; nil while it does not run
 	writes  chan gate.FirstWrite
 	tell    func(context.Context, gate.Event)
 	// inherited is the last request that an earlier leader may have written a
 	// record for; look tells the gate of a message of the task bucket.
 	inherited uint64
 	look      func(contract.KeyKind, contract.TaskID, bus.Message) gate.Event
+	// bury keeps a request among the dead letters.
+	bury func(context.Context, contract.TaskID, uint64, error)
 	requests
 }
 
@@ -43,6 +50,20 @@ func (s *Service) margin() time.Duration { return min(time.Second, s.cfg.LeaderT
 
 // run returns errDeposed when the reign is over, or nil when ctx is done.
 func (f *fence) run(ctx context.Context) error {
+	// Whatever is waited for on a line that carries nothing: a leader whose key has
+	// expired is none.
+	own, end := context.WithCancelCause(ctx)
+	defer end(nil)
+	f.expiry = time.AfterFunc(f.left(), func() { end(errExpired) })
+	defer f.expiry.Stop()
+	err := f.serve(own)
+	if errors.Is(context.Cause(own), errExpired) {
+		return errExpired
+	}
+	return err
+}
+
+func (f *fence) serve(ctx context.Context) error {
 	renew := time.NewTimer(0)
 	defer renew.Stop()
 	for {
@@ -55,7 +76,7 @@ func (f *fence) run(ctx context.Context) error {
 				return err
 			}
 		case w := <-f.writes:
-			if err := f.write(ctx, w); err != nil {
+			if err := f.tryWrite(ctx, w); err != nil {
 				return err
 			}
 			// Writes must not starve the renewal.
@@ -113,7 +134,13 @@ func (f *fence) held(ctx context.Context) (rev uint64, ours bool, err error) {
 
 func (f *fence) won(rev uint64, sent time.Time) {
 	f.rev, f.trusted = rev, sent.Add(f.s.cfg.LeaderTTL-f.s.margin())
+	if f.expiry != nil {
+		f.expiry.Reset(f.left())
+	}
 }
+
+// left is how long the key lives by our own clock unless it is renewed.
+func (f *fence) left() time.Duration { return f.trusted.Add(f.s.margin()).Sub(f.s.now()) }
 
 // write makes a first write (protocol W5, W6) and settles it.
 func (f *fence) write(ctx context.Context, w gate.FirstWrite) error {
@@ -146,7 +173,11 @@ func (f *fence) write(ctx context.Context, w gate.FirstWrite) error {
 		return fmt.Errorf("encode the record of task %s: %w", rec.TaskID, err)
 	}
 	key := f.s.bus.KV(contract.TaskKey(rec.TaskID))
-	ack, err := f.s.bus.Publish(ctx, bus.Write{Subject: key, Data: data, Expect: bus.Seq(f.rev), ExpectSubject: f.s.bus.KV(contract.LeaderKey)})
+	write := bus.Write{Subject: key, Data: data, Expect: bus.Seq(f.rev), ExpectSubject: f.s.bus.KV(contract.LeaderKey)}
+	if mutant.SkipFence {
+		write.Expect = nil
+	}
+	ack, err := f.s.bus.Publish(ctx, write)
 	switch {
 	case err == nil:
 		f.tell(ctx, gate.FirstWritten{TaskID: rec.TaskID, Outcome: gate.Stored, Revision: ack.Seq, Record: rec})
@@ -155,7 +186,7 @@ func (f *fence) write(ctx context.Context, w gate.FirstWrite) error {
 		return nil
 	case errors.Is(err, bus.ErrConflict) && !bus.Racing(err):
 		f.s.metrics.fenced.Inc()
-		return fmt.Errorf("%w: the server refused the first write of task %s", errDeposed, rec.TaskID)
+		return fmt.Errorf("%w: the server refused the first write of task %s: %w", errDeposed, rec.TaskID, err)
 	case errors.Is(err, bus.ErrConflict), errors.Is(err, bus.ErrDoubt):
 		return f.settle(ctx, rec, key)
 	}

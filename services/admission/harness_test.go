@@ -75,7 +75,7 @@ func (w *world) leader(s *Service) *fence {
 	if err != nil || !ok {
 		w.Fatalf("the key was not won: %v", err)
 	}
-	f := &fence{s: s, writes: make(chan gate.FirstWrite), requests: newBodies(s.bus)}
+	f := &fence{s: s, writes: make(chan gate.FirstWrite), requests: newBodies(s.bus, s.pools())}
 	f.won(won.rev, won.sent)
 	return f
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/herdgate/herdgate/internal/admissionapi"
 	"github.com/herdgate/herdgate/internal/bus"
+	"github.com/herdgate/herdgate/internal/fault"
 	"github.com/herdgate/herdgate/pkg/contract"
 	"github.com/herdgate/herdgate/services/admission/gate"
 )
@@ -28,6 +29,7 @@ type reign struct {
 	s      *Service
 	epoch  uint64
 	offset time.Duration
+	began  time.Time
 	gate   *gate.Gate
 	bodies *bodies
 	dead   chan letter
@@ -38,6 +40,13 @@ type reign struct {
 	fenceQ []gate.FirstWrite
 	grantQ []gate.Action
 	workQ  []gate.Action
+	// tellQ has who is to be told to wait. There may be many of them after a
+	// take-over, and nothing waits for it: it comes after all other work.
+	tellQ []gate.Action
+	// ends are the terminal events that executors store; late has the tasks whose
+	// executor has had its turn.
+	ends ends
+	late sync.Map
 }
 
 // letter is a message of the request stream that nobody can use.
@@ -53,14 +62,15 @@ type statusCall struct {
 
 func (s *Service) reign(ctx context.Context, won crown) error {
 	r := &reign{
-		s: s, epoch: won.rev, offset: won.offset, bodies: newBodies(s.bus),
-		events: make(chan gate.Event, 1024), dead: make(chan letter, 64), status: make(chan statusCall),
+		s: s, epoch: won.rev, offset: won.offset, bodies: newBodies(s.bus, s.pools()), began: s.now(),
+		ends: ends{turn: s.turn}, events: make(chan gate.Event, 1024), dead: make(chan letter, 64), status: make(chan statusCall),
 		gate: gate.New(gate.Config{
-			MaxRunning: s.cfg.MaxRunning, LeaseTTL: s.cfg.LeaseTTL, RetryLost: s.cfg.RetryLost, MaxAttempts: s.cfg.MaxAttempts,
+			MaxRunning: s.cfg.MaxRunning, Limits: s.cfg.Limits, Pools: s.cfg.Pools, Reject: s.cfg.Policy == "reject", LeaseTTL: s.cfg.LeaseTTL, RetryLost: s.cfg.RetryLost, MaxLost: s.cfg.MaxLost,
 			CancelGrace: s.cfg.CancelGrace, OverrunGrace: 30 * time.Second, Retention: s.cfg.Retention, MarkerTTL: purgedMarkerTTL,
 		}),
 	}
-	f := &fence{s: s, writes: make(chan gate.FirstWrite), tell: r.tell, requests: r.bodies, look: r.bucketEvent, inherited: math.MaxUint64}
+	r.bodies.probe = s.probe
+	f := &fence{s: s, writes: make(chan gate.FirstWrite), tell: r.tell, requests: r.bodies, look: r.bucketEvent, bury: r.buryRequest, inherited: math.MaxUint64}
 	// Unless this is known, every request counts as an earlier leader's.
 	look, done := context.WithTimeout(ctx, s.cfg.LeaderTTL/4)
 	if work, err := s.bus.JS.Stream(look, s.bus.Names.WorkStream()); err == nil {
@@ -73,7 +83,7 @@ func (s *Service) reign(ctx context.Context, won crown) error {
 	var wg sync.WaitGroup
 	part := func(name string, run func(context.Context) error) {
 		wg.Go(func() {
-			if err := run(rctx); err != nil {
+			if err := r.guard(name, func() error { return run(rctx) }); err != nil {
 				end(fmt.Errorf("%s: %w", name, err))
 			}
 		})
@@ -81,6 +91,7 @@ func (s *Service) reign(ctx context.Context, won crown) error {
 	work := make(chan gate.Action)
 	part("leader key", f.run)
 	part("task bucket", r.watchBucket)
+	part("terminal events", r.watchEnds)
 	part("request stream", r.watchRequests)
 	part("dead letters", r.buryAll)
 	part("advisories", r.watchAdvisories)
@@ -88,10 +99,10 @@ func (s *Service) reign(ctx context.Context, won crown) error {
 		part("worker", func(ctx context.Context) error { return r.work(ctx, work) })
 	}
 	grants := make(chan gate.Action)
-	part("grants", func(ctx context.Context) error { return r.work(ctx, grants) })
+	part("grants", func(ctx context.Context) error { return r.sendGrants(ctx, grants) })
 	part("status", r.serveStatus)
-	r.loop(rctx, f.writes, grants, work)
-	end(nil)
+	end(r.guard("gate", func() error { r.loop(rctx, f.writes, grants, work); return nil }))
+	s.metrics.observe(nil) // the rest may have to wait on a line that carries nothing
 	wg.Wait()
 
 	err := context.Cause(rctx)
@@ -120,7 +131,7 @@ func (r *reign) loop(ctx context.Context, fenced chan<- gate.FirstWrite, grants,
 			r.workQ = append(r.workQ, publishLimits{})
 		}
 		r.s.metrics.observe(r.gate)
-		if at := r.gate.Next(); at.IsZero() {
+		if at := sooner(r.gate.Next(), r.ends.next()); at.IsZero() {
 			timer.Reset(time.Hour)
 		} else {
 			timer.Reset(max(0, at.Sub(r.s.now())))
@@ -131,14 +142,26 @@ func (r *reign) loop(ctx context.Context, fenced chan<- gate.FirstWrite, grants,
 			fenceOut, nextFenced = fenced, r.fenceQ[0]
 		}
 		grantOut, nextGrant := head(grants, r.grantQ)
-		workOut, nextWork := head(work, r.workQ)
+		from := &r.workQ
+		if len(r.workQ) == 0 {
+			from = &r.tellQ
+		}
+		workOut, nextWork := head(work, *from)
 		select {
 		case <-ctx.Done():
 			return
 		case ev := <-r.events:
 			r.apply(ev)
-			// Take what else is there: a burst costs one round of timers, not many.
+			// Take what else is there: a burst costs one round of timers, not many. The
+			// next first write does not wait for its end: they go one after the other.
 			for range 255 {
+				if len(r.fenceQ) > 0 {
+					select {
+					case fenced <- r.fenceQ[0]:
+						r.fenceQ = r.fenceQ[1:]
+					default:
+					}
+				}
 				select {
 				case ev := <-r.events:
 					r.apply(ev)
@@ -149,12 +172,16 @@ func (r *reign) loop(ctx context.Context, fenced chan<- gate.FirstWrite, grants,
 			}
 		case <-timer.C:
 			r.apply(gate.Tick{})
+			for _, a := range r.ends.overdue(r.s.now()) {
+				r.late.Store(a.TaskID, true)
+				r.workQ = append(r.workQ, a)
+			}
 		case fenceOut <- nextFenced:
 			r.fenceQ = r.fenceQ[1:]
 		case grantOut <- nextGrant:
 			r.grantQ = r.grantQ[1:]
 		case workOut <- nextWork:
-			r.workQ = r.workQ[1:]
+			*from = (*from)[1:]
 		case call := <-r.status:
 			call.reply <- r.snapshot(call.req)
 		}
@@ -162,16 +189,49 @@ func (r *reign) loop(ctx context.Context, fenced chan<- gate.FirstWrite, grants,
 }
 
 func (r *reign) apply(ev gate.Event) {
-	for _, a := range r.gate.Apply(ev, r.s.now()) {
+	switch e := ev.(type) {
+	case endSeen:
+		a, awaited := r.ends.saw(e.subject)
+		if !awaited {
+			return
+		}
+		ev = gate.TerminalEventStored{TaskID: a.TaskID}
+	case endOwed:
+		if !r.ends.expect(e.subject, e.of, r.s.now()) {
+			return
+		}
+		ev = gate.TerminalEventStored{TaskID: e.of.TaskID}
+	}
+	if w, ok := ev.(gate.FirstWritten); ok && w.Outcome == gate.Stored && w.Record.State == contract.StateFailed {
+		r.s.metrics.refusals.WithLabelValues(string(w.Record.ErrorCode)).Inc()
+	}
+	for _, a := range r.judge(ev) {
 		switch a := a.(type) {
 		case gate.FirstWrite:
 			r.fenceQ = append(r.fenceQ, a)
 		case gate.SendGrant:
 			r.grantQ = append(r.grantQ, a)
+		case gate.TellQueued:
+			r.tellQ = append(r.tellQ, a)
+		case gate.StoreTerminalEvent:
+			switch owed := r.owed(ev, a); {
+			case owed == "":
+				r.workQ = append(r.workQ, a)
+			case r.ends.expect(owed, a, r.s.now()):
+				r.apply(gate.TerminalEventStored{TaskID: a.TaskID})
+			}
 		default:
 			r.workQ = append(r.workQ, a)
 		}
 	}
+}
+
+// sooner is the earlier of two times, where zero is never.
+func sooner(a, b time.Time) time.Time {
+	if a.IsZero() || !b.IsZero() && b.Before(a) {
+		return b
+	}
+	return a
 }
 
 // head offers the first of a queue to ch; an empty queue offers nothing.
@@ -195,8 +255,10 @@ func (r *reign) watchBucket(ctx context.Context) error {
 	prefix := r.s.bus.KV("")
 	complete := false
 	return r.s.bus.Watch(ctx, bus.Watch{
-		Stream: r.s.bus.TaskStream(), LastPerSubject: true,
-		Subjects: []string{r.s.bus.KV("task.*"), r.s.bus.KV("lease.*"), r.s.bus.KV("cancel.*"), r.s.bus.KV(contract.LeaderKey)},
+		// All keys by one pattern, and what is not ours is dropped here. With several
+		// patterns the server searches all keys again for each message, as soon as
+		// records have moved: thousands of ended tasks would take seconds to read.
+		Stream: r.s.bus.TaskStream(), LastPerSubject: true, Subjects: []string{r.s.bus.KV(">")},
 	}, func(m bus.Message, pending uint64) error {
 		// Everything that earlier leaders wrote on absent records has a lower
 		// sequence than our key, or was refused. But a record that moves while it is
@@ -222,7 +284,7 @@ func (r *reign) watchBucket(ctx context.Context) error {
 			}
 		}
 		if ev := r.bucketEvent(kind, contract.TaskID(id), m); ev != nil {
-			r.tell(ctx, ev)
+			r.tell(ctx, r.quarantine(ctx, ev))
 		}
 		return nil
 	})
@@ -271,13 +333,19 @@ func (r *reign) watchRequests(ctx context.Context) error {
 			}
 		},
 	}, func(m bus.Message, pending uint64) error {
-		b, err := readBody(r.s.bus.Names, m)
+		b, err := r.bodies.read(m)
 		switch {
 		case err != nil:
 			// Without a task id there is no record and no event: out with it.
 			r.s.log.Error().Err(err).Uint64("seq", m.Seq).Msg("the request stream holds a message that is no request")
 			r.giveUp(ctx, m, err)
 		default:
+			if f := fault.As(b.invalid); f != nil {
+				r.s.panicked(f, "request stream", b.id)
+			}
+			if b.invalid == nil && r.s.crashes.tooMany(b.id) {
+				r.giveUp(ctx, m, errCrashes)
+			}
 			if b.invalid != nil {
 				r.s.log.Warn().Err(b.invalid).Str("task_id", string(b.id)).Uint64("seq", m.Seq).Msg("a request cannot be used; it ends as failed")
 				r.giveUp(ctx, m, b.invalid)
@@ -317,9 +385,24 @@ func (r *reign) request(b body) gate.Request {
 	if own := time.Duration(b.req.QueueTimeoutSeconds) * time.Second; own > 0 && own < wait {
 		wait = own
 	}
-	req := gate.Request{Seq: b.seq, TaskID: b.id, Tenant: b.tenant, Deadline: b.queued.Add(wait - r.offset)}
+	req := gate.Request{
+		Seq: b.seq, TaskID: b.id, Tenant: b.tenant, Pool: b.req.Pool, ThreadID: b.req.ThreadID, Type: b.req.Subagent.Name,
+		QueuedAt: b.queued, Deadline: b.queued.Add(wait - r.offset),
+		// While nobody led, nobody told that it waits.
+		Untold: b.queued.Add(2*r.s.cfg.LeaderTTL - r.offset).After(r.began),
+	}
+	if req.Pool == contract.DefaultPool {
+		req.Pool = ""
+	}
+	if b.invalid == nil && r.s.crashes.tooMany(b.id) {
+		req.Invalid, req.Code = errCrashes.Error(), contract.ErrInternal
+	}
+	if errors.Is(b.invalid, errCrashes) {
+		req.Code = contract.ErrInternal
+	}
 	if b.invalid != nil {
 		req.Invalid = b.invalid.Error()
+		req.Pool = "" // whatever it says
 	}
 	return req
 }
@@ -327,19 +410,21 @@ func (r *reign) request(b body) gate.Request {
 func (r *reign) snapshot(req admissionapi.StatusRequest) admissionapi.Status {
 	st := r.gate.Stats()
 	out := admissionapi.Status{
-		Leader: r.s.writer.ID(), Epoch: r.epoch, MaxRunning: r.s.cfg.MaxRunning, Running: st.Running,
-		Queued: st.Queued, MaxQueued: r.s.cfg.MaxQueued, Slots: []admissionapi.Slot{},
+		Leader: r.s.writer.ID(), Epoch: r.epoch, Running: st.Running, Queued: st.Queued, MaxQueued: r.s.cfg.MaxQueued,
+		Slots: []admissionapi.Slot{}, Totals: r.s.metrics.totals(),
 	}
 	if r.s.cfg.Policy == "reject" {
 		out.MaxQueued = 0
 	}
-	if st.Oldest != nil {
-		if b, err := r.bodies.cached(st.Oldest.Seq); err == nil {
-			out.OldestQueuedAt = ptr(b.queued.UTC())
-		}
+	out.OldestQueuedAt = queuedAt(st.Oldest)
+	for _, p := range st.Pools {
+		out.MaxRunning += p.MaxRunning
+		out.Pools = append(out.Pools, admissionapi.Pool{
+			Pool: p.Name, MaxRunning: p.MaxRunning, Running: p.Running, Queued: p.Queued, OldestQueuedAt: queuedAt(p.Oldest),
+		})
 	}
 	for id, s := range st.Slots {
-		slot := admissionapi.Slot{Slot: s.Slot, TaskID: id, Executor: s.Executor}
+		slot := admissionapi.Slot{Pool: s.Pool, Slot: s.Slot, TaskID: id, Executor: s.Executor}
 		if !s.ExpiresAt.IsZero() {
 			slot.ExpiresAt = ptr(s.ExpiresAt.UTC())
 		}
@@ -353,4 +438,11 @@ func (r *reign) snapshot(req admissionapi.StatusRequest) admissionapi.Status {
 		}
 	}
 	return out
+}
+
+func queuedAt(r *gate.Request) *time.Time {
+	if r == nil {
+		return nil
+	}
+	return ptr(r.QueuedAt.UTC())
 }

@@ -1,6 +1,7 @@
 package admission
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"slices"
@@ -10,7 +11,6 @@ import (
 	"github.com/nats-io/nats.go/micro"
 
 	"github.com/herdgate/herdgate/internal/admissionapi"
-	"github.com/herdgate/herdgate/internal/bus"
 )
 
 // serveStatus answers on the status endpoint while this process leads: the
@@ -58,17 +58,7 @@ func (r *reign) answer(ctx context.Context, req micro.Request) {
 }
 
 func sortSlots(slots []admissionapi.Slot) {
-	slices.SortFunc(slots, func(a, b admissionapi.Slot) int { return a.Slot - b.Slot })
-}
-
-// cached returns a request if it is in memory.
-func (b *bodies) cached(seq uint64) (body, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if v, there := b.bySeq[seq]; there {
-		return v, nil
-	}
-	return body{}, bus.ErrNotFound
+	slices.SortFunc(slots, func(a, b admissionapi.Slot) int { return cmp.Or(cmp.Compare(a.Pool, b.Pool), a.Slot-b.Slot) })
 }
 
 func isKV(subject string) bool { return strings.HasPrefix(subject, "$KV.") }

@@ -6,19 +6,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"strconv"
 	"strings"
 	"time"
 
 	"github.com/cenkalti/backoff/v5"
 	"github.com/nats-io/nats.go"
-	"go.opentelemetry.io/otel/attribute"
-	"go.opentelemetry.io/otel/trace"
 
 	"github.com/herdgate/herdgate/internal/bus"
 	"github.com/herdgate/herdgate/internal/event"
-	"github.com/herdgate/herdgate/internal/outcome"
-	"github.com/herdgate/herdgate/internal/telemetry"
 	"github.com/herdgate/herdgate/pkg/contract"
 	"github.com/herdgate/herdgate/pkg/envelope"
 	"github.com/herdgate/herdgate/services/admission/gate"
@@ -35,12 +30,14 @@ func (r *reign) work(ctx context.Context, actions <-chan gate.Action) error {
 		case <-ctx.Done():
 			return nil
 		case a := <-actions:
-			r.perform(ctx, a)
+			if err := r.perform(ctx, a); err != nil {
+				return err
+			}
 		}
 	}
 }
 
-func (r *reign) perform(ctx context.Context, a gate.Action) {
+func (r *reign) act(ctx context.Context, a gate.Action) {
 	switch a := a.(type) {
 	case gate.MoveRecord:
 		r.tell(ctx, r.move(ctx, a))
@@ -49,10 +46,18 @@ func (r *reign) perform(ctx context.Context, a gate.Action) {
 	case gate.TellQueued:
 		r.repeat(ctx, "queued event", a.TaskID, func() error { return r.tellQueued(ctx, a.RequestSeq, a.Position) })
 	case gate.StoreTerminalEvent:
-		if r.repeat(ctx, "terminal event", a.TaskID, func() error { return r.storeTerminalEvent(ctx, a) }) {
+		var owed string
+		switch ok := r.repeat(ctx, "terminal event", a.TaskID, func() (err error) { owed, err = r.storeTerminalEvent(ctx, a); return err }); {
+		case !ok:
+		case owed != "":
+			r.tell(ctx, endOwed{subject: owed, of: a})
+		default:
 			r.tell(ctx, gate.TerminalEventStored{TaskID: a.TaskID})
 		}
 	case gate.RemoveRequest:
+		if a.Bury != "" {
+			r.buryRequest(ctx, a.TaskID, a.Seq, errors.New(a.Bury))
+		}
 		if r.repeat(ctx, "remove request", a.TaskID, func() error { return r.s.bus.DeleteMsg(ctx, r.s.bus.Names.WorkStream(), a.Seq) }) {
 			r.bodies.forget(a.Seq)
 			r.tell(ctx, gate.RequestRemoved{TaskID: a.TaskID})
@@ -162,93 +167,25 @@ func (r *reign) sendGrant(ctx context.Context, a gate.SendGrant) {
 	case impossible != nil:
 		// To try again is of no use, and would hold up all grants behind it.
 		r.s.log.Error().Err(impossible).Str("task_id", string(a.TaskID)).Msg("a grant cannot be sent; its task ends as failed")
-		r.tell(ctx, r.fail(ctx, a, impossible))
+		r.tell(ctx, r.fail(ctx, a.Record, a.Revision, impossible))
 	default:
-		r.s.metrics.grants.Inc()
-		r.s.metrics.grantSeconds.Observe(time.Since(start).Seconds())
-		r.tell(ctx, gate.GrantSent{TaskID: a.TaskID, Attempt: a.Record.Attempt})
+		r.granted(ctx, a, start)
 	}
-}
-
-// fail ends a task whose grant cannot be sent.
-func (r *reign) fail(ctx context.Context, a gate.SendGrant, reason error) gate.Event {
-	end := outcome.Map(outcome.Outcome{Kind: outcome.Exception, Message: "The task could not be handed to an executor: " + reason.Error()})
-	rec, err := outcome.Terminate(a.Record, end, r.s.now())
-	if err != nil {
-		r.s.log.Error().Err(err).Str("task_id", string(a.TaskID)).Msg("an end could not be made")
-		return gate.Moved{TaskID: a.TaskID, Outcome: gate.Refused}
-	}
-	return r.move(ctx, gate.MoveRecord{TaskID: a.TaskID, Revision: a.Revision, Record: rec})
 }
 
 // errEncode: a message of ours cannot be written, now or later.
 var errEncode = errors.New("cannot be encoded")
 
 func (r *reign) grant(ctx context.Context, a gate.SendGrant, b body) error {
-	// The span covers the wait, so that queue time can be seen. Its start is the
-	// server's time stamp, brought to our clock.
-	began := b.queued.Add(-r.offset)
-	if a.Record.Attempt > 1 {
-		began = r.s.now()
-	}
-	sctx, span := r.s.tracer.Start(telemetry.ContextWith(ctx, b.parent, b.state), "admit", trace.WithSpanKind(trace.SpanKindConsumer), trace.WithTimestamp(began), trace.WithAttributes(
-		attribute.String("herdgate.task_id", string(a.TaskID)), attribute.String("herdgate.run_id", string(b.req.RunID)),
-		attribute.Int("herdgate.attempt", a.Record.Attempt), attribute.Int("herdgate.slot", a.Record.Slot),
-	))
-	defer span.End()
-	if a.Record.Attempt == 1 {
-		// Sent without waiting: the server handles one connection in order, so it
-		// is stored before the next. Told before is fine.
-		q := event.Queued(b.req, b.parent, b.state, 0, r.s.source(), b.queued)
-		w, err := eventWrite(r.s.bus.Names, q)
-		if err != nil {
-			return err
-		}
-		w.Expect = bus.Seq(0)
-		future, err := r.s.bus.PublishAsync(w)
-		if err != nil {
-			return err
-		}
-		defer func() {
-			select {
-			case <-future.Ok():
-			case err := <-future.Err():
-				if err := bus.Classify(err); !errors.Is(err, bus.ErrConflict) {
-					r.s.log.Warn().Err(err).Str("task_id", string(a.TaskID)).Msg("the queued event may be missing")
-				}
-			case <-ctx.Done():
-			}
-		}()
-	}
-	w, err := eventWrite(r.s.bus.Names, event.Admitted(a.Record, r.s.source(), r.s.now()))
-	if err != nil {
+	g := &granting{a: a, body: b, span: noSpan}
+	defer func() { g.span.End() }()
+	if err := r.sendAdmitted(ctx, g); err != nil {
 		return err
 	}
-	admitted, err := r.s.bus.Publish(ctx, w)
-	if err != nil {
+	if err := r.sendGrantMessage(ctx, g); err != nil {
 		return err
 	}
-	pool := a.Record.Pool
-	if pool == "" {
-		pool = contract.DefaultPool
-	}
-	data, err := json.Marshal(contract.Grant{
-		TaskID: a.TaskID, Attempt: a.Record.Attempt, Slot: a.Record.Slot, Epoch: a.Record.Epoch, Revision: a.Revision,
-		LastEventSeq: admitted.Seq, LeaseTTLMS: r.s.cfg.LeaseTTL.Milliseconds(), Record: a.Record, Request: b.req,
-	})
-	if err != nil {
-		return fmt.Errorf("grant: %w: %w", errEncode, err)
-	}
-	h := nats.Header{}
-	telemetry.Inject(sctx, h)
-	_, err = r.s.bus.Publish(ctx, bus.Write{
-		Subject: r.s.bus.Names.TaskGrant(pool, a.TaskID), Data: data, Header: h, MsgID: string(a.TaskID) + "/" + strconv.Itoa(a.Record.Attempt),
-	})
-	if err == nil {
-		r.s.log.Info().Str("task_id", string(a.TaskID)).Str("run_id", string(b.req.RunID)).Int("attempt", a.Record.Attempt).Int("slot", a.Record.Slot).
-			Str("trace_id", span.SpanContext().TraceID().String()).Msg("granted")
-	}
-	return err
+	return r.confirmGrant(ctx, g)
 }
 
 func (r *reign) tellQueued(ctx context.Context, seq uint64, position int) error {
@@ -259,6 +196,12 @@ func (r *reign) tellQueued(ctx context.Context, seq uint64, position int) error 
 	if err != nil {
 		return err
 	}
+	end, ok := r.bodies.beginTelling(seq)
+	if !ok {
+		return nil
+	}
+	stored := false
+	defer func() { end(stored) }()
 	w, err := eventWrite(r.s.bus.Names, event.Queued(b.req, b.parent, b.state, position, r.s.source(), b.queued))
 	if err != nil {
 		return err
@@ -267,7 +210,11 @@ func (r *reign) tellQueued(ctx context.Context, seq uint64, position int) error 
 	// was told since.
 	w.Expect, w.ExpectSubject = bus.Seq(0), r.s.bus.Names.TaskEvents(b.req.Tenant, b.req.ThreadID, b.req.RunID, b.req.TaskID)
 	_, err = r.s.bus.Publish(ctx, w)
-	if !errors.Is(err, bus.ErrConflict) {
+	stored = err == nil
+	if !bus.Racing(err) {
+		if errors.Is(err, bus.ErrConflict) {
+			return nil // something is stored
+		}
 		return err
 	}
 	// On a cluster a write can be refused although nothing is stored (yet).
@@ -279,95 +226,54 @@ func (r *reign) tellQueued(ctx context.Context, seq uint64, position int) error 
 
 // storeTerminalEvent makes sure that a terminal record's event is stored, once:
 // the event is made from the record alone and expects that there is none
-// (protocol W15).
-func (r *reign) storeTerminalEvent(ctx context.Context, a gate.StoreTerminalEvent) error {
+// (protocol W15). One that its executor may be about to store is not stored here
+// before the executor's turn is over: its subject is returned then.
+func (r *reign) storeTerminalEvent(ctx context.Context, a gate.StoreTerminalEvent) (owed string, err error) {
+	_, late := r.late.LoadAndDelete(a.TaskID)
 	last, err := r.s.bus.Last(ctx, r.s.bus.TaskStream(), r.s.bus.KV(contract.TaskKey(a.TaskID)))
 	if errors.Is(err, bus.ErrNotFound) || err == nil && last.Deleted() {
-		return nil
+		return "", nil
 	}
 	if err != nil {
-		return err
+		return "", err
 	}
 	rec, err := contract.DecodeTaskRecord(last.Data)
 	if err != nil {
-		return r.bury(ctx, last, err)
+		return "", r.bury(ctx, last, err)
 	}
 	ev, err := event.Terminal(rec, r.sourceOf(rec))
 	if err != nil {
-		return r.bury(ctx, last, err)
+		return "", r.bury(ctx, last, err)
 	}
 	if rec.Attempt == 0 {
 		// It ended while it waited. That it did may not have been told yet: by an
 		// earlier leader, or by a worker that is behind.
 		if err := r.tellQueued(ctx, rec.RequestSeq, 1); err != nil {
-			return err
+			return "", err
 		}
 	}
 	w, err := eventWrite(r.s.bus.Names, ev)
 	if err != nil {
-		return r.bury(ctx, last, err)
+		return "", r.bury(ctx, last, err)
 	}
-	if stored, err := r.awaitEvent(ctx, w.Subject, ev.Source != r.s.source()); err != nil || stored {
-		return err
+	// It may be stored, or come from the executor. Who publishes a second one all the
+	// same is refused by the stream, but heard by all those who subscribe without it.
+	_, err = r.s.bus.Last(ctx, r.s.bus.Names.EventStream(), w.Subject)
+	switch {
+	case err == nil:
+		return "", nil
+	case !errors.Is(err, bus.ErrNotFound):
+		return "", err
+	case ev.Source != r.s.source() && !late:
+		return w.Subject, nil
 	}
 	w.Expect = bus.Seq(0)
 	// The id would let the server drop a repeat within its window; the
 	// expectation does so for ever.
 	if _, err = r.s.bus.Publish(ctx, w); err != nil && !errors.Is(err, bus.ErrConflict) {
-		return err
+		return "", err
 	}
-	return nil
-}
-
-// How long the gate leaves the terminal event to the executor that wrote the
-// record, and how long a message that was seen takes to be stored at most.
-const (
-	executorsTurn = 250 * time.Millisecond
-	settling      = 10 * time.Millisecond
-)
-
-// awaitEvent reports whether the event of subject is stored. One that an executor
-// is about to publish is waited for: a second one would be refused by the
-// stream, but reach all those who subscribe without one.
-func (r *reign) awaitEvent(ctx context.Context, subject string, coming bool) (bool, error) {
-	stored := func() (bool, error) {
-		_, err := r.s.bus.Last(ctx, r.s.bus.Names.EventStream(), subject)
-		if errors.Is(err, bus.ErrNotFound) {
-			return false, nil
-		}
-		return err == nil, err
-	}
-	if ok, err := stored(); ok || err != nil || !coming {
-		return ok, err
-	}
-	sub, err := r.s.bus.NC.SubscribeSync(subject)
-	if err != nil {
-		return false, fmt.Errorf("subscribe to %s: %w", subject, err)
-	}
-	defer func() { _ = sub.Unsubscribe() }()
-	turn, cancel := context.WithTimeout(ctx, executorsTurn)
-	defer cancel()
-	next := func(within time.Duration) error {
-		ctx, cancel := context.WithTimeout(turn, within)
-		defer cancel()
-		_, err := sub.NextMsgWithContext(ctx)
-		return err
-	}
-	for seen := false; ; {
-		// The subscription reaches the server before this question does: whatever
-		// is not stored yet will be seen.
-		if ok, err := stored(); ok || err != nil {
-			return ok, err
-		}
-		within := executorsTurn
-		if seen {
-			within = settling
-		}
-		if err := next(within); turn.Err() != nil || err != nil && !seen {
-			return stored()
-		}
-		seen = true
-	}
+	return "", nil
 }
 
 // sourceOf is the source of a terminal record's event. It is the writer of the
@@ -407,8 +313,15 @@ func (r *reign) purge(ctx context.Context, a gate.PurgeRecord) {
 }
 
 func (r *reign) publishLimits(ctx context.Context) error {
+	var more map[contract.Pool]int
+	for name, p := range r.s.cfg.Pools {
+		if more == nil {
+			more = map[contract.Pool]int{}
+		}
+		more[name] = p.MaxRunning
+	}
 	data, err := json.Marshal(contract.AdmissionLimits{
-		MaxRunning: r.s.cfg.MaxRunning, MaxQueued: r.s.cfg.MaxQueued, AdmissionPolicy: r.s.cfg.Policy,
+		MaxRunning: r.s.cfg.MaxRunning, Pools: more, MaxQueued: r.s.cfg.MaxQueued, AdmissionPolicy: r.s.cfg.Policy,
 		QueueTimeoutSeconds: int(r.s.cfg.QueueTimeout / time.Second),
 	})
 	if err != nil {

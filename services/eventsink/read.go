@@ -8,6 +8,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/herdgate/herdgate/internal/event"
+	"github.com/herdgate/herdgate/internal/fault"
 	"github.com/herdgate/herdgate/pkg/contract"
 	"github.com/herdgate/herdgate/pkg/envelope"
 )
@@ -37,6 +38,25 @@ type item struct {
 	traceState  string
 	// terminal: somebody waits for this one, so it is stored at once.
 	terminal bool
+}
+
+// maxPanics is how many panics the reading of one message may cause.
+const maxPanics = 2
+
+// judge reads a message with f. One that makes it panic, the second time as well,
+// can never be stored; the others go on.
+func (s *Service) judge(m jetstream.Msg, seq uint64, f func(contract.Names, string, []byte, uint64) item) item {
+	it := item{subject: m.Subject(), seq: seq}
+	for range maxPanics {
+		err := fault.Catch(func() error { it = f(s.bus.Names, m.Subject(), m.Data(), seq); return nil })
+		p := fault.As(err)
+		if p == nil {
+			return it
+		}
+		p.Log(s.log.Error()).Str("subject", clip(m.Subject(), 300)).Uint64("seq", seq).Msg("the reading of an event panicked")
+		it = it.refuse("reading it panicked: " + p.Error())
+	}
+	return it
 }
 
 // read judges a message. It does no I/O.

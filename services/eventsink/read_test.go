@@ -6,6 +6,9 @@ import (
 	"testing"
 	"unicode"
 
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/herdgate/herdgate/internal/bus"
 	"github.com/herdgate/herdgate/pkg/contract"
 )
 
@@ -34,7 +37,7 @@ func FuzzRead(f *testing.F) {
 			if it.reason == "" {
 				t.Error("no reason")
 			}
-			if line := headerText(it.reason, maxReason); strings.ContainsFunc(line, unicode.IsControl) || len(line) > maxReason+len("…") {
+			if line := bus.HeaderText(it.reason); strings.ContainsFunc(line, unicode.IsControl) || len(line) > 1000+len("…") {
 				t.Errorf("the reason does not fit into a header: %q", line)
 			}
 			return
@@ -65,5 +68,36 @@ func TestReadFillsFromSubject(t *testing.T) {
 	hashed := contract.ThreadID("two words").Token()
 	if it := read(names, "hg.v1.event.acme."+hashed+".run-1.task-1.task_started", data, 7); it.verdict != dead {
 		t.Errorf("an event without a thread on a digest of it: verdict %v, want dead", it.verdict)
+	}
+}
+
+// raw is a delivered message.
+type raw struct {
+	jetstream.Msg
+	subject string
+}
+
+func (r raw) Subject() string { return r.subject }
+func (raw) Data() []byte      { return []byte("{}") }
+
+// F-058: an event that makes its reader panic is read once more, then it goes to the
+// dead letters like any other that cannot be stored.
+func TestReadingPanics(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		panics int
+		want   verdict
+	}{{0, store}, {1, store}, {2, dead}, {1000, dead}} {
+		n := 0
+		s := &Service{bus: &bus.Conn{Names: contract.MustNames("hg.v1")}}
+		it := s.judge(raw{subject: "hg.v1.event.x"}, 7, func(_ contract.Names, subject string, _ []byte, seq uint64) item {
+			if n++; n <= c.panics {
+				panic("password=hunter2")
+			}
+			return item{subject: subject, seq: seq, verdict: store}
+		})
+		if it.verdict != c.want || it.seq != 7 || it.subject != "hg.v1.event.x" || n > 2 || strings.Contains(it.reason, "hunter2") {
+			t.Errorf("after %d panics: %+v, read %d times", c.panics, it, n)
+		}
 	}
 }

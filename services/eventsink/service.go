@@ -17,6 +17,7 @@ import (
 	"go.opentelemetry.io/otel/trace/noop"
 
 	"github.com/herdgate/herdgate/internal/bus"
+	"github.com/herdgate/herdgate/internal/pause"
 )
 
 // CheckName is the name under which the sink reports its readiness.
@@ -219,7 +220,7 @@ func (s *Service) openStore(ctx context.Context) (Store, error) {
 		if quiet.speak() {
 			s.log.Error().Err(err).Msg("the event store cannot be opened; trying again")
 		}
-		if !sleep(ctx, retry.NextBackOff()) {
+		if pause.For(ctx, retry.NextBackOff()) != nil {
 			return nil, ctx.Err()
 		}
 	}
@@ -291,21 +292,7 @@ func outlive(ctx context.Context, d time.Duration) (context.Context, func()) {
 }
 
 func newBackOff() *backoff.ExponentialBackOff {
-	b := backoff.NewExponentialBackOff()
-	b.InitialInterval, b.MaxInterval, b.Multiplier = 50*time.Millisecond, 3*time.Second, 2
-	return b
-}
-
-// sleep waits for d. It reports false when ctx is done.
-func sleep(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-t.C:
-		return true
-	}
+	return pause.Growing(50*time.Millisecond, 3*time.Second)
 }
 
 // quiet lets one of many equal log lines through per period.

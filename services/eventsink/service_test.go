@@ -444,16 +444,16 @@ func TestDeadLetters(t *testing.T) {
 	}
 	letters := deadLetters(t, conn, len(bad))
 	for _, m := range letters {
-		seq, err := strconv.ParseUint(m.Header.Get(eventsink.HeaderOriginSeq), 10, 64)
+		seq, err := strconv.ParseUint(m.Header.Get(bus.HeaderOriginSeq), 10, 64)
 		l, ok := wantSeq[seq]
 		if err != nil || !ok {
-			t.Errorf("dead letter for %q, %v", m.Header.Get(eventsink.HeaderOriginSeq), err)
+			t.Errorf("dead letter for %q, %v", m.Header.Get(bus.HeaderOriginSeq), err)
 			continue
 		}
 		delete(wantSeq, seq)
 		h := m.Header
-		if !strings.Contains(h.Get(eventsink.HeaderReason), l.reason) || h.Get(eventsink.HeaderOriginSubject) != l.subject ||
-			h.Get(eventsink.HeaderOriginStream) != conn.Names.EventStream() || h.Get(eventsink.HeaderDeliveries) != "1" || !bytes.Equal(m.Data, l.data) {
+		if !strings.Contains(h.Get(bus.HeaderReason), l.reason) || h.Get(bus.HeaderOriginSubject) != l.subject ||
+			h.Get(bus.HeaderOriginStream) != conn.Names.EventStream() || h.Get(bus.HeaderDeliveries) != "1" || !bytes.Equal(m.Data, l.data) {
 			t.Errorf("dead letter %v with %d bytes, want reason %q, subject %q, %d bytes", h, len(m.Data), l.reason, l.subject, len(l.data))
 		}
 	}
@@ -494,7 +494,7 @@ func TestDeadLetterTooLarge(t *testing.T) {
 		t.Errorf("%d events are stored, want 1", len(got))
 	}
 	m := deadLetters(t, conn, 1)[0]
-	if len(m.Data) != 0 || m.Header.Get(eventsink.HeaderOmitted) != strconv.Itoa(size) {
+	if len(m.Data) != 0 || m.Header.Get(bus.HeaderOmitted) != strconv.Itoa(size) {
 		t.Errorf("dead letter with %d bytes and %v, want none and the size %d", len(m.Data), m.Header, size)
 	}
 }
@@ -531,9 +531,9 @@ func TestBadRows(t *testing.T) {
 	}
 	var seqs []string
 	for _, m := range deadLetters(t, conn, 4) {
-		seqs = append(seqs, m.Header.Get(eventsink.HeaderOriginSeq))
-		if !strings.Contains(m.Header.Get(eventsink.HeaderReason), "refused by the store") {
-			t.Errorf("reason = %q", m.Header.Get(eventsink.HeaderReason))
+		seqs = append(seqs, m.Header.Get(bus.HeaderOriginSeq))
+		if !strings.Contains(m.Header.Get(bus.HeaderReason), "refused by the store") {
+			t.Errorf("reason = %q", m.Header.Get(bus.HeaderReason))
 		}
 	}
 	if want := []string{"1", "77", "78", "300"}; !slices.Equal(seqs, want) {

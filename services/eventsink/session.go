@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sync/semaphore"
 
 	"github.com/herdgate/herdgate/internal/bus"
+	"github.com/herdgate/herdgate/internal/pause"
 )
 
 const (
@@ -126,11 +127,11 @@ func (ss *session) begin(ctx context.Context) (jetstream.Consumer, error) {
 	names := ss.bus.Names
 	stream, err := ss.bus.JS.Stream(ctx, names.EventStream())
 	if err != nil {
-		return nil, assetError("stream "+names.EventStream(), err)
+		return nil, fmt.Errorf("stream %s: %w", names.EventStream(), bus.Classify(err))
 	}
 	consumer, err := stream.Consumer(ctx, names.SinkConsumer())
 	if err != nil {
-		return nil, assetError("consumer "+names.SinkConsumer()+" of "+names.EventStream(), err)
+		return nil, fmt.Errorf("consumer %s of %s: %w", names.SinkConsumer(), names.EventStream(), bus.Classify(err))
 	}
 	ss.consumer.Store(&consumer)
 
@@ -150,7 +151,7 @@ func (ss *session) begin(ctx context.Context) (jetstream.Consumer, error) {
 			errStopped, ErrForeign, cursor, info.Config.Name, info.State.LastSeq)
 	}
 	if _, err := ss.bus.JS.ResetConsumerToSequence(ctx, names.EventStream(), names.SinkConsumer(), cursor+1); err != nil {
-		return nil, fmt.Errorf("set consumer %s to %d: %w", names.SinkConsumer(), cursor+1, err)
+		return nil, fmt.Errorf("set consumer %s to %d: %w", names.SinkConsumer(), cursor+1, bus.Classify(err))
 	}
 	ss.next, ss.received, ss.committed = 1, cursor, cursor
 	ss.batchSize = ss.cfg.BatchSize
@@ -160,13 +161,6 @@ func (ss *session) begin(ctx context.Context) (jetstream.Consumer, error) {
 	}
 	ss.progress.advance(cursor)
 	return consumer, nil
-}
-
-func assetError(what string, err error) error {
-	if errors.Is(err, jetstream.ErrStreamNotFound) || errors.Is(err, jetstream.ErrConsumerNotFound) {
-		return fmt.Errorf("%s: %w; run `herdgate provision`", what, err)
-	}
-	return fmt.Errorf("%s: %w", what, err)
 }
 
 // collect gathers batches and writes them until alive is done, because the sink
@@ -246,7 +240,7 @@ func (ss *session) take(m jetstream.Msg) (bool, error) {
 		return false, nil
 	}
 	ss.received = seq
-	it := read(ss.bus.Names, m.Subject(), m.Data(), seq)
+	it := ss.judge(m, seq, read)
 	it.msg, it.deliveries = m, meta.NumDelivered
 	ss.batch = append(ss.batch, it)
 	ss.bytes += int(weight(m))
@@ -273,7 +267,7 @@ func (ss *session) flush(ctx context.Context) error {
 	ss.metrics.duration.Observe(time.Since(start).Seconds())
 	for _, it := range batch {
 		if it.verdict == dead {
-			ss.settle(it.msg.TermWithReason(headerText(it.reason, maxReason)))
+			ss.settle(it.msg.TermWithReason(bus.HeaderText(it.reason)))
 		} else {
 			ss.settle(it.msg.Ack())
 		}
@@ -366,7 +360,7 @@ func (ss *session) commit(ctx context.Context, rows []*item, upTo uint64) error 
 		if quiet.speak() {
 			ss.log.Error().Err(err).Int("events", len(records)).Dur("again_in", wait).Msg("events cannot be stored; keeping them and trying again")
 		}
-		if !sleep(ctx, wait) {
+		if pause.For(ctx, wait) != nil {
 			return fmt.Errorf("%w; the events will be delivered again", err)
 		}
 	}

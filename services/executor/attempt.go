@@ -17,7 +17,10 @@ import (
 
 	"github.com/herdgate/herdgate/internal/bus"
 	"github.com/herdgate/herdgate/internal/event"
+	"github.com/herdgate/herdgate/internal/fault"
+	"github.com/herdgate/herdgate/internal/mutant"
 	"github.com/herdgate/herdgate/internal/outcome"
+	"github.com/herdgate/herdgate/internal/sandbox"
 	"github.com/herdgate/herdgate/internal/telemetry"
 	"github.com/herdgate/herdgate/pkg/contract"
 	"github.com/herdgate/herdgate/pkg/envelope"
@@ -45,8 +48,10 @@ type attempt struct {
 	index  int                 // of the newest step event
 	begun  atomic.Bool         // an effect may have happened
 	ttl    time.Duration
-	until  atomic.Int64 // lease deadline, as time since base
+	until  atomic.Int64  // lease deadline, as time since base
+	lease  sandbox.Lease // the same for the commands of tools
 	base   time.Time
+	turn   *turn
 	cancel context.CancelCauseFunc
 	log    zerolog.Logger
 
@@ -55,9 +60,32 @@ type attempt struct {
 }
 
 // take claims one grant and begins its task. It returns what is left to do, or
-// nil when there is nothing.
-func (s *Service) take(work context.Context, msg jetstream.Msg) func() {
-	g, err := contract.DecodeGrant(msg.Data())
+// nil when there is nothing. A panic costs this grant alone.
+func (s *Service) take(work context.Context, msg jetstream.Msg) (run func()) {
+	return s.takeInTurn(work, msg, nil)
+}
+
+// takeInTurn does so and tells of the beginning when it is the task's turn.
+func (s *Service) takeInTurn(work context.Context, msg jetstream.Msg, turn *turn) (run func()) {
+	o, ok := s.open(work, msg)
+	if !ok {
+		return nil
+	}
+	o.turn = turn
+	defer func() {
+		if f := fault.Of(recover()); f != nil {
+			run = nil
+			s.crashed(work, msg, o, f)
+		}
+	}()
+	return s.takeOpened(work, msg, o)
+}
+
+func (s *Service) takeOpened(work context.Context, msg jetstream.Msg, o opening) func() {
+	g, err := s.decode(msg.Data())
+	if err == nil && o.id != "" && o.id != g.TaskID {
+		err = fmt.Errorf("%w: grant: it is for task %q; its subject says %q", contract.ErrInvalidMessage, g.TaskID, o.id)
+	}
 	if err != nil {
 		s.bury(work, msg, err)
 		return nil
@@ -68,7 +96,7 @@ func (s *Service) take(work context.Context, msg jetstream.Msg) func() {
 		attribute.String("gen_ai.operation.name", "invoke_agent"), attribute.String("gen_ai.agent.name", g.Request.Subagent.Name),
 	))
 	a := &attempt{
-		s: s, grant: g, rec: g.Record, rev: g.Revision, last: g.LastEventSeq, ttl: time.Duration(g.LeaseTTLMS) * time.Millisecond, cancel: cancel, base: s.now(),
+		s: s, grant: g, rec: g.Record, rev: g.Revision, last: g.LastEventSeq, ttl: time.Duration(g.LeaseTTLMS) * time.Millisecond, cancel: cancel, base: s.now(), turn: o.turn,
 		log: s.log.With().Str("task_id", string(g.TaskID)).Str("run_id", string(g.Request.RunID)).Int("attempt", g.Attempt).
 			Str("trace_id", span.SpanContext().TraceID().String()).Logger(),
 	}
@@ -85,19 +113,29 @@ func (s *Service) take(work context.Context, msg jetstream.Msg) func() {
 		span.End()
 		cancel(nil)
 	}
+	begun := false
+	defer func() {
+		if !begun {
+			leave()
+		}
+	}()
 
+	if mutant.AckEarly {
+		_ = msg.Ack()
+	}
 	claimed, err := a.claim(ctx)
 	switch {
 	case err != nil:
 		a.log.Warn().Err(err).Msg("a grant could not be claimed; giving it back")
-		_ = msg.Nak()
-		leave()
+		s.giveBack(msg, o)
+		return nil
+	case !claimed && a.stillGranted(ctx):
+		s.bury(ctx, msg, fmt.Errorf("%w: grant: its revision %d is not the record's, although the record is granted at this attempt", contract.ErrInvalidMessage, g.Revision))
 		return nil
 	case !claimed:
 		span.SetAttributes(attribute.Bool("herdgate.void", true))
 		a.log.Info().Msg("a grant is void: the task has moved on")
 		_ = msg.Ack()
-		leave()
 		return nil
 	}
 	if err := msg.Ack(); err != nil {
@@ -108,20 +146,29 @@ func (s *Service) take(work context.Context, msg jetstream.Msg) func() {
 	keeping, stopKeeping := context.WithCancel(context.WithoutCancel(ctx))
 	a.stopKeeping = stopKeeping
 	kept := make(chan struct{})
-	go func() { defer close(kept); a.keep(keeping) }()
-	job, end, err := a.begin(ctx)
+	go func() {
+		defer close(kept)
+		if err := a.guarded("lease", func() error { a.keep(keeping); return nil }); err != nil {
+			a.cancel(err)
+		}
+	}()
+	var job *job
+	var end outcome.End
+	err = a.guarded("begin", func() (err error) { job, end, err = a.begin(ctx); return err })
+	begun = true
 	return func() {
 		defer leave()
 		if job != nil {
-			end, err = job.run()
+			err = a.guarded("work", func() (err error) { end, err = job.run(); return err })
 		}
 		if err == nil {
-			end = a.storeLarge(ctx, end) // may take a while, so the lease is kept meanwhile
+			// It may take a while, so the lease is kept meanwhile.
+			err = a.guarded("result", func() error { end = a.storeLarge(ctx, end); return nil })
 		}
 		// All effects have stopped; renewals must not race with the last write.
 		stopKeeping()
 		<-kept
-		a.end(ctx, span, end, err)
+		a.guardedEnd(func(err error) { a.end(ctx, span, end, err) }, err)
 	}
 }
 
@@ -147,6 +194,17 @@ func (a *attempt) claim(ctx context.Context) (bool, error) {
 	return true, nil
 }
 
+// stillGranted reports whether the record of a grant that was refused is what the
+// grant says. Then nobody else will ever claim it.
+func (a *attempt) stillGranted(ctx context.Context) bool {
+	last, err := a.read(ctx)
+	if err != nil {
+		return false
+	}
+	rec, err := contract.DecodeTaskRecord(last.Data)
+	return err == nil && rec.State == contract.StateGranted && rec.Attempt == a.grant.Attempt
+}
+
 // heartbeat writes the lease, expecting the record's revision. False: the record
 // has moved. It repeats what is in doubt until ctx is done.
 func (a *attempt) heartbeat(ctx context.Context, rev uint64) (bool, error) {
@@ -163,6 +221,7 @@ func (a *attempt) heartbeat(ctx context.Context, rev uint64) (bool, error) {
 		_, err := a.s.bus.Publish(ctx, w)
 		if err == nil {
 			a.until.Store(int64(sent.Add(a.ttl - margin(a.ttl)).Sub(a.base)))
+			a.lease.Extend(a.left())
 			return true, nil
 		}
 		if errors.Is(err, bus.ErrConflict) {
@@ -227,6 +286,7 @@ func (a *attempt) write(ctx context.Context, rec contract.TaskRecord, rev uint64
 // pause waits before a repeat; false when ctx is done.
 func (a *attempt) pause(ctx context.Context, err error) bool {
 	a.log.Debug().Err(err).Msg("a write has to be repeated")
+	a.turn.giveWay()
 	select {
 	case <-ctx.Done():
 		return false
@@ -361,6 +421,9 @@ func (a *attempt) end(ctx context.Context, span trace.Span, end outcome.End, err
 	case errors.Is(err, errTimeout):
 		end = outcome.Map(outcome.Outcome{Kind: outcome.ExecutionTimeout, TimeoutSeconds: a.grant.Request.Subagent.TimeoutSeconds}).With(end)
 	case err != nil:
+		if fault.As(err) != nil {
+			a.s.metrics.panics.Inc()
+		}
 		a.log.Error().Err(err).Msg("the attempt failed for a fault of ours")
 		end = outcome.Map(outcome.Outcome{Kind: outcome.Exception, Message: err.Error()}).With(end)
 	}
@@ -508,7 +571,12 @@ func (a *attempt) publish(ctx context.Context, ev envelope.Event) error {
 			return err
 		}
 		w.Expect = bus.Seq(a.last)
-		ack, err := a.s.bus.Publish(ctx, w)
+		var ack bus.Ack
+		sent, err := a.s.bus.Send(w)
+		if err == nil {
+			a.turn.pass() // what is sent next is stored after it
+			ack, err = sent.Wait(ctx)
+		}
 		if err == nil {
 			a.last = ack.Seq
 			return nil
@@ -575,10 +643,10 @@ func (a *attempt) eventWrite(ev envelope.Event) (bus.Write, error) {
 	return bus.Write{Subject: ev.NATSSubject(a.s.bus.Names), Data: data, Header: nats.Header(ev.Headers()), MsgID: ev.ID}, nil
 }
 
-// bury keeps a grant that cannot be read, with the reason, and ends its task: the
+// bury keeps a grant that cannot be used, with the reason, and ends its task: the
 // record is granted, which never expires, so nobody else would free its slot.
 func (s *Service) bury(ctx context.Context, msg jetstream.Msg, reason error) {
-	s.log.Error().Err(reason).Str("subject", msg.Subject()).Msg("a grant cannot be read; it goes to the dead letters, and its task ends as failed")
+	s.log.Error().Err(reason).Str("subject", msg.Subject()).Msg("a grant cannot be used; it goes to the dead letters, and its task ends as failed")
 	m := bus.Message{Subject: msg.Subject(), Data: msg.Data()}
 	meta, err := msg.Metadata()
 	if err == nil {
@@ -586,22 +654,23 @@ func (s *Service) bury(ctx context.Context, msg jetstream.Msg, reason error) {
 		err = s.bus.Bury(ctx, "executor", s.bus.Names.GrantStream(), m, reason)
 	}
 	if err == nil {
-		err = s.endUnreadable(ctx, msg, reason)
+		err = s.endUnused(ctx, msg, reason)
 	}
 	if err != nil {
-		s.log.Warn().Err(err).Str("subject", msg.Subject()).Msg("an unreadable grant could not be dealt with; it comes again")
+		s.log.Warn().Err(err).Str("subject", msg.Subject()).Msg("an unusable grant could not be dealt with; it comes again")
 		_ = msg.NakWithDelay(time.Second)
 		return
 	}
-	_ = msg.TermWithReason("unreadable grant")
+	s.metrics.dead.Inc()
+	_ = msg.TermWithReason("unusable grant")
 }
 
-// endUnreadable ends the task of an unreadable grant, if its record still is what
-// the grant was made of. What that was is told by the message's subject and id.
-func (s *Service) endUnreadable(ctx context.Context, msg jetstream.Msg, reason error) error {
-	_, id, err := s.bus.Names.ParseTaskGrant(msg.Subject())
-	if err != nil {
-		return nil //nolint:nilerr // it belongs to no task
+// endUnused ends the task of an unusable grant, if its record still is what the
+// grant was made of. What that was is told by the message's subject and id.
+func (s *Service) endUnused(ctx context.Context, msg jetstream.Msg, reason error) error {
+	id, attempt, ok := s.grantOf(msg)
+	if !ok {
+		return nil // it belongs to no task
 	}
 	key := s.bus.KV(contract.TaskKey(id))
 	last, err := s.bus.Last(ctx, s.bus.TaskStream(), key)
@@ -612,10 +681,14 @@ func (s *Service) endUnreadable(ctx context.Context, msg jetstream.Msg, reason e
 		return err
 	}
 	rec, err := contract.DecodeTaskRecord(last.Data)
-	if err != nil || rec.State != contract.StateGranted || msg.Headers().Get(nats.MsgIdHdr) != fmt.Sprintf("%s/%d", id, rec.Attempt) {
+	if err != nil || rec.State != contract.StateGranted || rec.Attempt != attempt {
 		return nil //nolint:nilerr // a marker, or a record that has moved on
 	}
-	end := outcome.Map(outcome.Outcome{Kind: outcome.Exception, Message: "The executor could not read the task's grant: " + reason.Error()})
+	text := "The executor could not read the task's grant: " + reason.Error()
+	if errors.Is(reason, errCrashes) {
+		text = "The task's grant could not be handled: " + reason.Error()
+	}
+	end := outcome.Map(outcome.Outcome{Kind: outcome.Exception, Message: text})
 	if rec, err = outcome.Terminate(rec, end, s.now()); err != nil {
 		return err
 	}

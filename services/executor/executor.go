@@ -26,7 +26,6 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
 	"go.opentelemetry.io/otel/trace"
@@ -82,6 +81,7 @@ type Service struct {
 	ready   func(string, error)
 	writer  *bus.Writer
 	metrics *metrics
+	decode  func([]byte) (contract.Grant, error)
 
 	mu       sync.Mutex
 	attempts map[*attempt]struct{}
@@ -115,7 +115,7 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	}
 	s := &Service{
 		cfg: cfg, bus: deps.Bus, deps: deps, now: deps.Now, log: deps.Log, ready: deps.Ready,
-		writer: bus.NewWriter(cfg.Name), metrics: newMetrics(deps.Registerer), attempts: map[*attempt]struct{}{},
+		writer: bus.NewWriter(cfg.Name), metrics: newMetrics(deps.Registerer), decode: contract.DecodeGrant, attempts: map[*attempt]struct{}{},
 	}
 	if s.now == nil {
 		s.now = time.Now
@@ -185,99 +185,18 @@ func (s *Service) heardCancel(msg *nats.Msg) {
 	if err != nil {
 		return
 	}
+	var of []*attempt
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	for a := range s.attempts {
 		if string(a.grant.TaskID) == id {
-			a.cancel(errCancelled)
+			of = append(of, a)
 		}
 	}
-}
-
-// takeGrants pulls one grant at a time, whenever there is room for a task, until
-// ctx is done. The claim and the started event are made here, one grant after
-// the other, so that one executor begins tasks in the order of their grants; the
-// work itself goes on in a goroutine of its own.
-func (s *Service) takeGrants(ctx, work context.Context, tasks *sync.WaitGroup) {
-	places := make(chan struct{}, s.cfg.MaxTasks)
-	for ctx.Err() == nil {
-		select {
-		case <-ctx.Done():
-			return
-		case places <- struct{}{}:
-		}
-		var run func()
-		if msg := s.next(ctx); msg != nil {
-			run = s.take(work, msg)
-		}
-		if run == nil {
-			<-places
-			continue
-		}
-		tasks.Go(func() {
-			defer func() { <-places }()
-			run()
-		})
+	s.mu.Unlock()
+	// Whatever a cancellation sets off does not run under the lock (CANCEL-07).
+	for _, a := range of {
+		a.cancel(errCancelled)
 	}
-}
-
-// next is one grant, or nothing when none came for a while or none can be had.
-func (s *Service) next(ctx context.Context) jetstream.Msg {
-	msg, err := s.pull(ctx)
-	switch {
-	case err != nil:
-		s.ready("executor", err)
-		s.log.Warn().Err(err).Msg("cannot take grants; trying again")
-		select {
-		case <-ctx.Done():
-		case <-time.After(time.Second):
-		}
-		return nil
-	case msg != nil && ctx.Err() != nil:
-		_ = msg.Nak() // it came while we were about to leave
-		return nil
-	}
-	return msg
-}
-
-// pull waits for one grant; it returns nothing when none came in time. It asks
-// for one message only: what a place cannot run at once stays for others.
-func (s *Service) pull(ctx context.Context) (jetstream.Msg, error) {
-	setup, cancel := context.WithTimeout(ctx, bus.WriteTimeout)
-	defer cancel()
-	name := s.bus.Names.GrantConsumer(s.cfg.Pool)
-	cons, err := s.consumer(setup, name)
-	if err != nil {
-		if ctx.Err() != nil {
-			return nil, nil
-		}
-		return nil, fmt.Errorf("grants of pool %s: consumer %s of stream %s: %w; run `herdgate provision`", s.cfg.Pool, name, s.bus.Names.GrantStream(), err)
-	}
-	s.ready("executor", nil)
-	// The deadline of the context bounds the pull; the heartbeat notices a server
-	// that is gone.
-	wait, stop := context.WithTimeout(ctx, 30*time.Second)
-	defer stop()
-	batch, err := cons.Fetch(1, jetstream.FetchContext(wait), jetstream.FetchHeartbeat(time.Second))
-	if err != nil {
-		if ctx.Err() != nil {
-			return nil, nil
-		}
-		return nil, err
-	}
-	for msg := range batch.Messages() {
-		return msg, nil
-	}
-	err = batch.Error()
-	switch {
-	case err == nil, ctx.Err() != nil, errors.Is(err, context.DeadlineExceeded), errors.Is(err, nats.ErrTimeout), errors.Is(err, jetstream.ErrNoHeartbeat):
-		return nil, nil
-	}
-	return nil, err
-}
-
-func (s *Service) consumer(ctx context.Context, name string) (jetstream.Consumer, error) {
-	return s.bus.JS.Consumer(ctx, s.bus.Names.GrantStream(), name)
 }
 
 func (s *Service) source() string { return "/herdgate/executor/" + s.cfg.Name }

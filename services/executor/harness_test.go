@@ -118,6 +118,13 @@ func (f *fakeModel) Generate(ctx context.Context, _ model.Request, onDelta func(
 	return answer(ctx, n)
 }
 
+// answers changes what the next calls are answered.
+func (f *fakeModel) answers(with func(ctx context.Context, n int) (model.Response, error)) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.answer = with
+}
+
 func (f *fakeModel) asked() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -191,7 +198,12 @@ func (w *world) send(g contract.Grant, data ...byte) {
 // next pulls the next grant as the executor does.
 func (w *world) next() jetstream.Msg {
 	w.Helper()
-	msg, err := w.svc.pull(w.ctx)
+	var msg jetstream.Msg
+	err := w.svc.pull(w.ctx, func(grants *bus.Puller) (err error) {
+		p := places{room: 1}
+		msg, err = p.next(w.ctx, grants)
+		return err
+	})
 	if err != nil || msg == nil {
 		w.Fatalf("no grant: %v", err)
 	}
@@ -294,8 +306,13 @@ func (w *world) dealtWith() {
 // fenced returns how many attempts were given up as no longer ours.
 func (w *world) fenced() float64 {
 	w.Helper()
+	return w.count(w.svc.metrics.fenced)
+}
+
+func (w *world) count(c prometheus.Collector) float64 {
+	w.Helper()
 	reg := prometheus.NewRegistry()
-	reg.MustRegister(w.svc.metrics.fenced)
+	reg.MustRegister(c)
 	families, err := reg.Gather()
 	if err != nil {
 		w.Fatal(err)

@@ -8,6 +8,8 @@ type metrics struct {
 	ended   *prometheus.CounterVec
 	fenced  prometheus.Counter
 	stalled prometheus.Counter
+	panics  prometheus.Counter
+	dead    prometheus.Counter
 }
 
 func newMetrics(reg prometheus.Registerer) *metrics {
@@ -17,9 +19,11 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		ended:   prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "herdgate", Subsystem: "executor", Name: "ends_total", Help: "ends written, by state"}, []string{"state"}),
 		fenced:  prometheus.NewCounter(prometheus.CounterOpts{Namespace: "herdgate", Subsystem: "executor", Name: "fenced_total", Help: "attempts that lost their lease or their record"}),
 		stalled: prometheus.NewCounter(prometheus.CounterOpts{Namespace: "herdgate", Subsystem: "executor", Name: "stalled_total", Help: "attempts that were stopped because nothing happened in them"}),
+		panics:  prometheus.NewCounter(prometheus.CounterOpts{Namespace: "herdgate", Subsystem: "executor", Name: "panics_total", Help: "panics that were caught in the handling of a grant or in an attempt"}),
+		dead:    prometheus.NewCounter(prometheus.CounterOpts{Namespace: "herdgate", Subsystem: "executor", Name: "dead_letters_total", Help: "grants that could not be used"}),
 	}
 	if reg != nil {
-		reg.MustRegister(m.running, m.claimed, m.ended, m.fenced, m.stalled)
+		reg.MustRegister(m.running, m.claimed, m.ended, m.fenced, m.stalled, m.panics, m.dead)
 	}
 	return m
 }

@@ -41,7 +41,7 @@ func Serve(ctx context.Context, env *process.Env) error {
 	// A zero Config takes the default; a configured 0 hands back at once.
 	drain := max(time.Duration(env.Config.Executor.DrainTimeoutSeconds)*time.Second, time.Nanosecond)
 	svc, err := New(Config{
-		Name: env.Name, MaxTasks: env.Config.Executor.MaxTasks, DrainTimeout: drain,
+		Name: env.Name, Pool: contract.Pool(env.Config.Executor.Pool), MaxTasks: env.Config.Executor.MaxTasks, DrainTimeout: drain,
 		StallTimeout: time.Duration(env.Config.Executor.StallTimeoutSeconds) * time.Second,
 	}, Deps{
 		Bus: p.Bus, Models: models, Log: p.Log, TracerProvider: p.Tel.TracerProvider(), Registerer: env.Metrics.Registerer(), Ready: p.Ready,

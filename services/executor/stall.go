@@ -34,15 +34,14 @@ func stallSlack(timeout time.Duration) time.Duration { return min(2*time.Second,
 func (a *attempt) watchProgress() (stop func()) {
 	a.progressed()
 	over, watched := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(watched)
+	watch := func() error {
 		limit := a.s.cfg.StallTimeout + stallSlack(a.s.cfg.StallTimeout)
 		timer := time.NewTimer(limit)
 		defer timer.Stop()
 		for {
 			select {
 			case <-over:
-				return
+				return nil
 			case <-timer.C:
 			}
 			if left := limit - a.idle(); left > 0 {
@@ -61,6 +60,13 @@ func (a *attempt) watchProgress() (stop func()) {
 			a.log.Error().Msg("the task does not end although it was stopped; its lease is not renewed any more")
 			a.stopKeeping()
 			<-over
+		}
+		return nil
+	}
+	go func() {
+		defer close(watched)
+		if err := a.guarded("watch", watch); err != nil {
+			a.cancel(err)
 		}
 	}()
 	return func() { close(over); <-watched }

@@ -10,6 +10,7 @@ import (
 	"github.com/herdgate/herdgate/internal/event"
 	"github.com/herdgate/herdgate/internal/model"
 	"github.com/herdgate/herdgate/internal/outcome"
+	"github.com/herdgate/herdgate/internal/sandbox"
 	"github.com/herdgate/herdgate/internal/subagent"
 	"github.com/herdgate/herdgate/internal/tool"
 	"github.com/herdgate/herdgate/pkg/contract"
@@ -48,17 +49,25 @@ func (a *attempt) begin(ctx context.Context) (*job, outcome.End, error) {
 	if err != nil {
 		return nil, outcome.End{}, fmt.Errorf("tools: %w", err)
 	}
-	j := &job{a: a, model: m, tools: a.allowed(tools), done: done}
+	j := &job{a: a, model: m, done: done, stop: func() {}}
+	begun := false
+	defer func() {
+		if !begun {
+			j.close()
+		}
+	}()
+	j.tools = a.allowed(tools)
 	// The run clock starts with the slot, not with the request (ADM-17).
 	j.ctx, j.stop = context.WithTimeoutCause(ctx, time.Duration(req.Subagent.TimeoutSeconds)*time.Second, errTimeout)
+	a.turn.await(j.ctx)
 	err = a.publish(j.ctx, event.Started(a.rec, contract.TaskStartedData{
 		Description: req.Description, SubagentType: req.Subagent.Name, ModelName: m.ModelName(),
 		MaxTurns: req.Subagent.MaxTurns, TimeoutSeconds: req.Subagent.TimeoutSeconds, Executor: a.s.cfg.Name,
 	}, a.s.source(), a.s.now()))
 	if err != nil {
-		j.close()
 		return nil, outcome.End{}, err
 	}
+	begun = true
 	return j, outcome.End{}, nil
 }
 
@@ -71,7 +80,7 @@ func (j *job) run() (outcome.End, error) {
 	a, req := j.a, j.a.grant.Request
 	a.begun.Store(true)
 	awake := a.watchProgress()
-	ctx := tool.WithProgress(j.ctx, a.progressed)
+	ctx := sandbox.WithLease(tool.WithProgress(j.ctx, a.progressed), &a.lease)
 	res, err := agent.Run(ctx, agent.Config{
 		Agent: req.Subagent.Name, Model: j.model, Tools: j.tools, MaxTurns: req.Subagent.MaxTurns,
 		Gate: a.gate, Log: a.log, Tracer: a.s.tracer,

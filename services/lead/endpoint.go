@@ -213,6 +213,8 @@ func (e *endpoint) problemOf(err error) wire.Problem {
 		return problem(http.StatusNotFound, wire.CodeNotFound, "there is no such thing here")
 	case errors.Is(err, leaderr.ErrQueueFull):
 		return problem(http.StatusTooManyRequests, wire.CodeQueueFull, "the queue is full and nothing was stored; try again later")
+	case errors.Is(err, contract.ErrTooLarge):
+		return problem(http.StatusRequestEntityTooLarge, wire.CodePayloadTooLarge, err.Error())
 	case errors.Is(err, leaderr.ErrInvalid), errors.Is(err, contract.ErrInvalidMessage), errors.Is(err, contract.ErrInvalidID):
 		return problem(http.StatusBadRequest, wire.CodeInvalidRequest, err.Error())
 	case errors.Is(err, leaderr.ErrUnavailable), errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):

@@ -96,7 +96,10 @@ type Deps struct {
 	Door *httpapi.Door
 	// Ready is told of the service's readiness; nil ignores it.
 	Ready func(check string, err error)
-	Now   func() time.Time
+	// Ask gets what is to be asked when somebody wants to know whether the lead is
+	// ready, and nil when that is over; nil ignores it.
+	Ask func(check string, f func(context.Context) error)
+	Now func() time.Time
 }
 
 // CheckName is the name under which the lead reports its readiness.
@@ -139,6 +142,13 @@ func New(cfg Config, deps Deps) (*Service, error) {
 		return nil, fmt.Errorf("lead.model: %w", err)
 	}
 	d := dispatch.New(deps.Bus, deps.Now, deps.Log, deps.TracerProvider)
+	if deps.Registerer != nil {
+		for _, c := range d.Collectors() {
+			if err := deps.Registerer.Register(c); err != nil {
+				return nil, fmt.Errorf("lead: metrics: %w", err)
+			}
+		}
+	}
 	engine, err := run.New(run.Config{
 		Name: cfg.Name, Model: cfg.Model, MaxTurns: cfg.MaxTurns, RoleText: cfg.RoleText,
 		SubagentsEnabled: cfg.SubagentsEnabled, MaxConcurrent: cfg.MaxConcurrent, MaxTotal: cfg.MaxTotal, ShellAllowed: cfg.ShellAllowed,
@@ -197,6 +207,10 @@ func (s *Service) Addr() net.Addr { return s.http.Addr() }
 // called once.
 func (s *Service) Run(ctx context.Context) error {
 	s.deps.Ready(CheckName, errors.New("starting"))
+	if s.deps.Ask != nil {
+		s.deps.Ask(CheckName, s.engine.Check)
+		defer s.deps.Ask(CheckName, nil)
+	}
 	// What the engine may take to end is told to it by its own drain time; the
 	// group's is for what hangs.
 	err := rungroup.Run(ctx, s.deps.Log, s.cfg.DrainTimeout+20*time.Second,

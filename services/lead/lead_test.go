@@ -222,6 +222,9 @@ func TestTaskEndpoints(t *testing.T) {
 			t.Errorf("submit with %s: %q %+v", name, code, p)
 		}
 	}
+	if code := r.ask("submit", `{"subagent_type":"general-purpose","prompt":"`+strings.Repeat("x", contract.MaxPromptBytes+1)+`"}`, &p); code != "413" || p.Code != wire.CodePayloadTooLarge {
+		t.Errorf("submit with a long prompt: %q %+v", code, p)
+	}
 }
 
 // A service that is asked to stop gives its endpoints up.

@@ -53,7 +53,7 @@ func Serve(ctx context.Context, env *process.Env) error {
 	}
 	svc, err := New(cfg, Deps{
 		Bus: p.Bus, Models: models, Subagents: subagents, Log: p.Log, TracerProvider: p.Tel.TracerProvider(),
-		Registerer: env.Metrics.Registerer(), Probes: env.Metrics.Handler(), Door: door, Ready: p.Ready,
+		Registerer: env.Metrics.Registerer(), Probes: env.Metrics.Handler(), Door: door, Ready: p.Ready, Ask: p.Metrics.Probes.Ask,
 	})
 	if err != nil {
 		return err
@@ -88,7 +88,8 @@ func configOf(env *process.Env) (Config, error) {
 		Model: c.Lead.Model, MaxTurns: c.Lead.MaxTurns, RoleText: role,
 		SubagentsEnabled: c.Subagents.Enabled, MaxConcurrent: c.Subagents.MaxConcurrent, MaxTotal: &c.Subagents.MaxTotalPerRun,
 		ShellAllowed: env.ShellAllowed(), WorkspaceRoot: env.WorkspaceRoot(), ToolOutputMaxChars: c.Workspace.ToolOutputMaxChars,
-		DrainTimeout: min(time.Duration(c.Executor.DrainTimeoutSeconds)*time.Second, maxDrain),
+		// A zero Config takes the default; a configured 0 hands over at once.
+		DrainTimeout: min(max(time.Duration(c.Executor.DrainTimeoutSeconds)*time.Second, time.Nanosecond), maxDrain),
 		// A lead that is gone is noticed as soon as an executor that is gone.
 		RunLeaseTTL: time.Duration(c.SubagentRuntime.LeaseTTLSeconds) * time.Second,
 	}

@@ -10,11 +10,14 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/herdgate/herdgate/internal/bus"
 	"github.com/herdgate/herdgate/internal/client/wire"
 	"github.com/herdgate/herdgate/internal/natstest"
 	"github.com/herdgate/herdgate/internal/process"
 	"github.com/herdgate/herdgate/internal/provision"
+	"github.com/herdgate/herdgate/pkg/contract"
 )
 
 // F-182, F-184: a lead that cannot use NATS answers, and says why, from its
@@ -103,4 +106,103 @@ func freeAddr(t *testing.T) string {
 	}
 	defer ln.Close()
 	return ln.Addr().String()
+}
+
+// F-146: a lead whose event stream refuses events refuses runs, and is not ready
+// then, in both cases with what to do about it.
+func TestLeadSaysThatEventsAreRefused(t *testing.T) {
+	t.Parallel()
+	nats, conn := natstest.New(t)
+	env, err := process.NewEnv("lead", process.Options{DataDir: t.TempDir(), HTTPAddr: freeAddr(t), Stderr: new(natstest.Output)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	env.InProcess = nats
+	env.Script = []byte("default: {turns: [{text: hello}]}\n")
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- Serve(ctx, env) }()
+	defer func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("Serve = %v", err)
+		}
+	}()
+	client := &http.Client{Transport: &http.Transport{}}
+	defer client.CloseIdleConnections()
+	readyz := func(code int, text string) {
+		t.Helper()
+		natstest.Eventually(t, patience, func() (bool, string) {
+			resp, err := client.Get("http://" + env.Config.HTTP.Addr + "/readyz") //nolint:noctx // a probe
+			if err != nil {
+				return false, err.Error()
+			}
+			defer resp.Body.Close()
+			b, err := io.ReadAll(resp.Body)
+			return err == nil && resp.StatusCode == code && strings.Contains(string(b), text), fmt.Sprint(resp.StatusCode, " ", string(b))
+		})
+	}
+	readyz(200, "")
+	// The limits that its leader publishes; there is none here.
+	limits, err := json.Marshal(contract.AdmissionLimits{MaxRunning: 3, MaxQueued: 64, AdmissionPolicy: "queue"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := conn.Publish(t.Context(), bus.Write{Subject: conn.KV(contract.LimitsKey), Data: limits}); err != nil {
+		t.Fatal(err)
+	}
+	stream, err := conn.JS.Stream(t.Context(), conn.Names.EventStream())
+	if err != nil {
+		t.Fatal(err)
+	}
+	was := stream.CachedInfo().Config
+	full := was
+	full.MaxMsgSize = 100 // a setting that nothing forbids, and no event fits
+	if _, err := conn.JS.UpdateStream(t.Context(), full); err != nil {
+		t.Fatal(err)
+	}
+	readyz(200, "")
+	resp, err := client.Post("http://"+env.Config.HTTP.Addr+"/v1/runs", "application/json", strings.NewReader(`{"input":"x"}`)) //nolint:noctx // bounded by the test
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	var p wire.Problem
+	if err := json.NewDecoder(resp.Body).Decode(&p); err != nil || resp.StatusCode != 503 || p.Code != wire.CodeUnavailable || !strings.Contains(p.Detail, "herdgate provision") || resp.Header.Get("Retry-After") == "" {
+		t.Errorf("POST /v1/runs = %d %+v, %v", resp.StatusCode, p, err)
+	}
+	readyz(503, "HG_EVENTS refuses events")
+	if _, err := conn.JS.UpdateStream(t.Context(), was); err != nil {
+		t.Fatal(err)
+	}
+	again, err := client.Post("http://"+env.Config.HTTP.Addr+"/v1/runs?wait=true", "application/json", strings.NewReader(`{"input":"x"}`)) //nolint:noctx // bounded by the test
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer again.Body.Close()
+	var run wire.Run
+	if err := json.NewDecoder(again.Body).Decode(&run); err != nil || run.Status != contract.RunCompleted {
+		t.Errorf("with room: %d %+v, %v", again.StatusCode, run, err)
+	}
+	readyz(200, "")
+}
+
+// executor.drain_timeout_seconds bounds the wait of leads as well; 0 is no wait, not
+// the default.
+func TestDrainTimeout(t *testing.T) {
+	t.Parallel()
+	for seconds, most := range map[int]time.Duration{0: time.Millisecond, 3: 3 * time.Second, 60: maxDrain} {
+		env, err := process.NewEnv("lead", process.Options{DataDir: t.TempDir(), Stderr: new(bytes.Buffer)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		env.Config.Executor.DrainTimeoutSeconds = seconds
+		cfg, err := configOf(env)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if d := cfg.DrainTimeout; d <= 0 || d > most || seconds > 0 && d != most {
+			t.Errorf("%d s: %v, want at most %v and more than 0, which would be the default", seconds, d, most)
+		}
+	}
 }

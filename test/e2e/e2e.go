@@ -3,7 +3,6 @@
 package e2e
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"net"
@@ -11,13 +10,15 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/herdgate/herdgate/internal/client"
+	"github.com/herdgate/herdgate/internal/natstest"
+	"github.com/herdgate/herdgate/test/history"
 )
 
 // Timeout bounds every wait.
@@ -52,6 +53,15 @@ type Fleet struct {
 	config  string
 	addr    string
 	API     *client.Client
+	// recorder notes what really happened; nil when nobody asked for it.
+	recorder *history.Recorder
+
+	// Where the processes run, when not here: what their command lines begin with,
+	// and how the test gets there.
+	enter []string
+	// mutant is what is broken on purpose in the services; see package mutant.
+	mutant string
+	dial   func(ctx context.Context, network, addr string) (net.Conn, error)
 }
 
 // Proc is a running process.
@@ -59,36 +69,20 @@ type Proc struct {
 	t    *testing.T
 	name string
 	cmd  *exec.Cmd
-	out  *lockedBuffer
+	out  *natstest.Output
 	done chan struct{}
 	err  error
-}
-
-type lockedBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *lockedBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *lockedBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
 }
 
 // start runs a binary until the test ends.
 func (f *Fleet) start(name, binary string, args ...string) *Proc {
 	f.t.Helper()
-	p := &Proc{t: f.t, name: name, out: &lockedBuffer{}, done: make(chan struct{})}
-	p.cmd = exec.Command(filepath.Join(bin, binary), args...)
+	p := &Proc{t: f.t, name: name, out: &natstest.Output{}, done: make(chan struct{})}
+	argv := append(slices.Concat(f.enter, []string{f.binary(binary)}), args...)
+	p.cmd = exec.Command(argv[0], argv[1:]...)
 	p.cmd.Dir = f.dir
 	p.cmd.Stdout, p.cmd.Stderr = p.out, p.out
-	p.cmd.Env = append(os.Environ(), "HERDGATE_TEST_KEY=none")
+	p.cmd.Env = append(os.Environ(), "HERDGATE_TEST_KEY=none", "MUTANT="+f.mutant)
 	if err := p.cmd.Start(); err != nil {
 		f.t.Fatal(err)
 	}
@@ -102,6 +96,17 @@ func (f *Fleet) start(name, binary string, args ...string) *Proc {
 	})
 	return p
 }
+
+// binary is where a program lies.
+func (f *Fleet) binary(name string) string {
+	if f.mutant != "" && slices.Contains(mutable, name) {
+		return filepath.Join(bin, "mutant", name)
+	}
+	return filepath.Join(bin, name)
+}
+
+// mutable are the programs that can be broken on purpose.
+var mutable = []string{"admission", "executor"}
 
 // Kill ends the process at once.
 func (p *Proc) Kill() {
@@ -130,24 +135,29 @@ func NewFleet(t *testing.T, script string, extra ...string) *Fleet {
 	f := &Fleet{t: t, dir: t.TempDir()}
 	f.natsURL = fmt.Sprintf("nats://127.0.0.1:%d", freePort(t))
 	f.startNATS()
+	f.configure(1, script, extra...)
+	if out, err := f.run("provision"); err != nil {
+		t.Fatalf("provision: %v\n%s", err, out)
+	}
+	f.record()
+	return f
+}
+
+// configure writes the configuration of a fleet whose servers are known.
+func (f *Fleet) configure(replicas int, script string, extra ...string) {
+	f.t.Helper()
 	f.write("script.yaml", script)
-	f.addr = fmt.Sprintf("127.0.0.1:%d", freePort(t))
+	f.addr = fmt.Sprintf("127.0.0.1:%d", freePort(f.t))
 	more := strings.Join(extra, "\n") + "\n"
 	if !strings.Contains(more, "models:") {
 		more += "models: [{ name: offline, provider: script, script: script.yaml }]\n"
 	}
-	f.config = f.write("herdgate.yaml", `nats: { url: "`+f.natsURL+`" }
-http: { addr: "`+f.addr+`" }
-`+more)
-	out, err := f.run("provision")
+	f.config = f.write("herdgate.yaml", fmt.Sprintf("nats: { url: %q, replicas: %d }\nhttp: { addr: %q }\n%s", f.natsURL, replicas, f.addr, more))
+	var err error
+	f.API, err = client.New("http://"+f.addr, "", &http.Client{Transport: &http.Transport{DialContext: f.dial}})
 	if err != nil {
-		t.Fatalf("provision: %v\n%s", err, out)
+		f.t.Fatal(err)
 	}
-	f.API, err = client.New("http://"+f.addr, "", &http.Client{Transport: &http.Transport{}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return f
 }
 
 // startNATS starts the server, the first time or again on the same port and store.
@@ -170,7 +180,8 @@ func (f *Fleet) write(name, text string) string {
 func (f *Fleet) run(args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), Timeout)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, filepath.Join(bin, "herdgate"), append(args, "--config", f.config)...)
+	argv := append(slices.Concat(f.enter, []string{filepath.Join(bin, "herdgate")}, args), "--config", f.config)
+	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	cmd.Dir = f.dir
 	out, err := cmd.CombinedOutput()
 	return string(out), err

@@ -13,8 +13,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/rs/zerolog"
-
 	"github.com/herdgate/herdgate/internal/bus"
 	"github.com/herdgate/herdgate/internal/client"
 	"github.com/herdgate/herdgate/internal/invariant"
@@ -31,17 +29,6 @@ func (p *Proc) signal(s syscall.Signal) {
 	if err := p.cmd.Process.Signal(s); err != nil {
 		p.t.Fatalf("%s to %s: %v", s, p.name, err)
 	}
-}
-
-// connect is a connection of the test to the fleet's server.
-func (f *Fleet) connect(t *testing.T) *bus.Conn {
-	t.Helper()
-	conn, err := bus.Connect(deadline(t), bus.Config{URL: f.natsURL, Name: "test", Prefix: contract.DefaultPrefix}, zerolog.Nop())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(conn.Close)
-	return conn
 }
 
 // streamed reads the event stream itself, whatever any service makes of it.
@@ -75,7 +62,14 @@ func (f *Fleet) judge(t *testing.T, o invariant.Options) []contract.EventRecord 
 		}
 		return true, ""
 	})
-	for _, v := range invariant.Check(past, o) {
+	found := invariant.Check(past, o)
+	if f.recorder != nil {
+		var err error
+		if found, err = f.recorder.Check(deadline(t), o); err != nil {
+			t.Errorf("the history cannot be judged: %v", err)
+		}
+	}
+	for _, v := range found {
 		t.Error(v)
 	}
 	for i, e := range f.all(t, client.EventQuery{}) {

@@ -1,45 +1,55 @@
-// Package history reads what the event stream holds, as it would be stored, for
-// tests that judge it with package invariant.
+// Package history records what really happened, as far as anybody can see it from
+// outside of the services: what the streams hold, every message that the task
+// bucket ever stored, and what went over the connections of clients. Package
+// invariant and the models of this package judge it.
 package history
 
 import (
 	"context"
 	"errors"
-	"fmt"
 
 	"github.com/herdgate/herdgate/internal/bus"
-	"github.com/herdgate/herdgate/internal/event"
+	"github.com/herdgate/herdgate/internal/invariant"
+	"github.com/herdgate/herdgate/internal/stored"
 	"github.com/herdgate/herdgate/pkg/contract"
-	"github.com/herdgate/herdgate/pkg/envelope"
 )
 
 // Read returns the whole event stream, from the stream itself and past every
 // service. An event that could not be stored is an error.
 func Read(ctx context.Context, conn *bus.Conn) ([]contract.EventRecord, error) {
-	name := conn.Names.EventStream()
-	s, err := conn.JS.Stream(ctx, name)
+	var out []contract.EventRecord
+	err := stored.Each(ctx, conn, bus.Watch{Stream: conn.Names.EventStream(), StartSeq: 1, Subjects: []string{conn.Names.AllEvents()}}, func(m bus.Message) error {
+		rec, known, err := stored.Event(conn.Names, m)
+		if err != nil {
+			return err
+		}
+		if !known {
+			return errors.New("an event of a type that nobody knows: " + m.Subject)
+		}
+		out = append(out, rec)
+		return nil
+	})
+	return out, err
+}
+
+// Check judges everything that there is: the events, the bucket, the grants, the
+// queue, and all that was recorded.
+func (r *Recorder) Check(ctx context.Context, o invariant.Options) ([]invariant.Violation, error) {
+	// What was recorded is older than what is read then, so that everything in it has
+	// left its traces there.
+	grants := r.Grants()
+	revs, err := r.Revisions(ctx)
 	if err != nil {
 		return nil, err
 	}
-	var out []contract.EventRecord
-	state := s.CachedInfo().State
-	for seq := max(state.FirstSeq, 1); seq <= state.LastSeq; seq++ {
-		m, err := conn.Get(ctx, name, seq)
-		if errors.Is(err, bus.ErrNotFound) {
-			continue
-		}
-		if err != nil {
-			return nil, err
-		}
-		ev, err := envelope.Decode(m.Data)
-		if err != nil {
-			return nil, fmt.Errorf("event %d: %w", seq, err)
-		}
-		rec, ok := event.Record(ev, seq)
-		if !ok {
-			return nil, fmt.Errorf("event %d, %s, cannot be stored", seq, ev.ID)
-		}
-		out = append(out, rec)
+	v, err := stored.NewReader(stored.Config{Bus: r.conn}).Read(ctx)
+	if err != nil {
+		return nil, err
 	}
-	return out, nil
+	if v.UnreadableCount > 0 {
+		return nil, errors.New("what cannot be read: " + v.Unreadable[0])
+	}
+	v.History.Bucket = append(v.History.Bucket, revs...)
+	v.History.Grants = append(v.History.Grants, grants...)
+	return v.History.Check(o), nil
 }

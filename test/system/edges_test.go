@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"sync"
 	"testing"
@@ -416,6 +417,6 @@ func TestLimitsArePublished(t *testing.T) {
 			return false, err.Error()
 		}
 		l, err := contract.Decode[contract.AdmissionLimits](m.Data)
-		return err == nil && l == contract.AdmissionLimits{MaxRunning: 2, MaxQueued: 9, AdmissionPolicy: "queue", QueueTimeoutSeconds: 300}, string(m.Data)
+		return err == nil && reflect.DeepEqual(l, contract.AdmissionLimits{MaxRunning: 2, MaxQueued: 9, AdmissionPolicy: "queue", QueueTimeoutSeconds: 300}), string(m.Data)
 	})
 }

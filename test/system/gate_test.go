@@ -17,6 +17,7 @@ import (
 
 func TestMain(m *testing.M) {
 	sandbox.Main() // commands of tools run through this binary
+	soakMain()
 	goleak.VerifyTestMain(m)
 }
 

@@ -74,7 +74,7 @@ func TestStoredTerminalEventIsNotPublishedAgain(t *testing.T) {
 // because the executor died in between (protocol W15).
 func TestSourceOfATerminalEventIsTheWriterOfTheRecord(t *testing.T) {
 	t.Parallel()
-	s := New(t, Options{})
+	s := New(t, Options{Unrecorded: true})
 	feed := s.Follow()
 	first := s.Admission("adm-1")
 	s.Executor("ex-1", 1, time.Second)

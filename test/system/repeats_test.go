@@ -10,35 +10,9 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/herdgate/herdgate/internal/bus"
-	"github.com/herdgate/herdgate/internal/invariant"
 	"github.com/herdgate/herdgate/internal/natstest"
 	"github.com/herdgate/herdgate/pkg/contract"
-	"github.com/herdgate/herdgate/test/history"
 )
-
-// judge waits until everything has come to an end, and checks what must hold always.
-func (s *System) judge(t *testing.T) []contract.EventRecord {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), Timeout)
-	defer cancel()
-	o := invariant.Options{MaxRunning: s.Opts.MaxRunning, Settled: true}
-	var past []contract.EventRecord
-	natstest.Eventually(t, Timeout, func() (bool, string) {
-		st, err := s.Bus.JS.Stream(ctx, s.Bus.Names.WorkStream())
-		if err == nil {
-			past, err = history.Read(ctx, s.Bus)
-		}
-		if err != nil {
-			return false, err.Error()
-		}
-		n := st.CachedInfo().State.Msgs
-		return n == 0, fmt.Sprint(n, " requests are left")
-	})
-	for _, v := range invariant.Check(past, o) {
-		t.Error(v)
-	}
-	return past
-}
 
 // publish stores a request without an id by which the server would know it again.
 func (s *System) publish(req contract.TaskRequest) error {

@@ -16,6 +16,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/herdgate/herdgate/internal/bus"
+	"github.com/herdgate/herdgate/internal/invariant"
 	"github.com/herdgate/herdgate/internal/model"
 	"github.com/herdgate/herdgate/internal/natstest"
 	"github.com/herdgate/herdgate/internal/provision"
@@ -24,6 +25,7 @@ import (
 	"github.com/herdgate/herdgate/pkg/envelope"
 	"github.com/herdgate/herdgate/services/admission"
 	"github.com/herdgate/herdgate/services/executor"
+	"github.com/herdgate/herdgate/test/history"
 )
 
 // Timeout bounds every wait.
@@ -40,6 +42,11 @@ type Options struct {
 	TracerProvider        trace.TracerProvider
 	Listen                bool
 	Log                   zerolog.Logger
+	// Unrecorded: the test writes what no service would, or measures, so that its
+	// history is neither recorded nor judged.
+	Unrecorded bool
+	// Tap notes what the clients send and are answered; nil does not.
+	Tap *history.Tap
 }
 
 // System is a NATS server with what runs on it.
@@ -48,6 +55,8 @@ type System struct {
 	Opts   Options
 	Server *natstest.Server
 	Bus    *bus.Conn
+
+	recorder *history.Recorder
 }
 
 // New starts a server with all assets and no service.
@@ -77,7 +86,53 @@ func New(t testing.TB, o Options) *System {
 	}
 	srv := natstest.Start(t, opts...)
 	srv.Provision(provision.Config{MaxRunning: o.MaxRunning, MaxQueued: o.MaxQueued, AdmissionPolicy: o.Policy})
-	return &System{t: t, Opts: o, Server: srv, Bus: srv.Conn("test")}
+	s := &System{t: t, Opts: o, Server: srv}
+	s.Bus = s.connect("test")
+	// A benchmark measures the services alone.
+	if _, test := t.(*testing.T); test && !o.Unrecorded {
+		s.record()
+	}
+	return s
+}
+
+// record notes everything from here on, to be judged when the test is over.
+func (s *System) record() {
+	s.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), Timeout)
+	defer cancel()
+	r, err := history.Record(ctx, s.Server.Conn("recorder")) // a connection of its own, that no tap is on
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.recorder = r
+	s.t.Cleanup(func() { s.mustHold(invariant.Options{}) })
+}
+
+// mustHold judges what was recorded, whatever is still under way.
+func (s *System) mustHold(o invariant.Options) {
+	s.t.Helper()
+	if s.recorder == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), Timeout)
+	defer cancel()
+	o.MaxRunning, o.MaxStored = s.Opts.MaxRunning, s.Opts.MaxRunning+s.Opts.MaxQueued
+	found, err := s.recorder.Check(ctx, o)
+	if err != nil {
+		s.t.Errorf("the history cannot be judged: %v", err)
+	}
+	for _, v := range found {
+		s.t.Error(v)
+	}
+}
+
+// connect is a connection as a service called name has it.
+func (s *System) connect(name string) *bus.Conn {
+	s.t.Helper()
+	if s.Opts.Tap == nil {
+		return s.Server.Conn(name)
+	}
+	return s.Server.Connect(bus.Config{Name: name, InProcess: s.Opts.Tap.Client(name, s.Server)})
 }
 
 // Process is a running service.
@@ -117,7 +172,7 @@ func (s *System) run(name string, conn *bus.Conn, run func(context.Context) erro
 // Admission starts an admission process; change adapts its configuration.
 func (s *System) Admission(name string, change ...func(*admission.Config)) *Process {
 	s.t.Helper()
-	conn := s.Server.Conn(name)
+	conn := s.connect(name)
 	cfg := admission.Config{
 		Name: name, MaxRunning: s.Opts.MaxRunning, MaxQueued: s.Opts.MaxQueued, Policy: s.Opts.Policy,
 		QueueTimeout: s.Opts.QueueTimeout, LeaseTTL: s.Opts.LeaseTTL, LeaderTTL: s.Opts.LeaderTTL,
@@ -135,7 +190,7 @@ func (s *System) Admission(name string, change ...func(*admission.Config)) *Proc
 // Executor starts an executor process with room for tasks.
 func (s *System) Executor(name string, tasks int, drain time.Duration) *Process {
 	s.t.Helper()
-	conn := s.Server.Conn(name)
+	conn := s.connect(name)
 	models, err := model.NewRegistry(s.Opts.Model)
 	if err != nil {
 		s.t.Fatal(err)

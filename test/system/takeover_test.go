@@ -16,23 +16,6 @@ import (
 	"github.com/herdgate/herdgate/pkg/contract"
 )
 
-type lockedBuffer struct {
-	mu sync.Mutex
-	b  strings.Builder
-}
-
-func (l *lockedBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *lockedBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
-}
-
 // I1, I4: records that move while a new leader reads its view. The bucket keeps
 // one message a key, so that a record which moves under a reader leaves its old
 // place and gets a new one behind everything else. A leader that takes what it has
@@ -41,8 +24,8 @@ func (l *lockedBuffer) String() string {
 func TestRecordsMoveDuringTakeOver(t *testing.T) {
 	t.Parallel()
 	const n = 300
-	var log lockedBuffer
-	s := New(t, Options{MaxRunning: n, MaxQueued: n, LeaseTTL: 30 * time.Second, Log: zerolog.New(&log)})
+	var log natstest.Output
+	s := New(t, Options{MaxRunning: n, MaxQueued: n, LeaseTTL: 30 * time.Second, Log: zerolog.New(&log), Unrecorded: true})
 	ctx := context.Background()
 	type running struct {
 		rec contract.TaskRecord

@@ -4,6 +4,7 @@ package system
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"runtime"
 	"slices"
@@ -20,40 +21,109 @@ import (
 	"github.com/herdgate/herdgate/services/admission"
 )
 
-// benchWaiting is how many tasks wait in BenchmarkWaiting.
-const benchWaiting = 20_000
-
 // BenchmarkWaiting measures what a long queue costs: admission alone, one slot
-// that nobody frees, 20,000 tasks behind it. It tells the memory and the goroutines
-// that they cost the leader, how long a take-over lasts with them — from the stop,
-// or the end, of one leader to the first grant by the next, with a leader TTL of
-// 3 s — and how long a cancellation among them takes until it is told.
+// that nobody frees, 20,000 tasks behind it. See [costs] for what it tells.
 func BenchmarkWaiting(b *testing.B) {
 	for b.Loop() {
-		waiting(b)
+		c := waiting(b, 20_000)
+		b.ReportMetric(float64(c.goroutines), "goroutines-more")
+		b.ReportMetric(millis(c.handover), "handover-ms")
+		b.ReportMetric(millis(c.crash), "crash-ms")
+		b.ReportMetric(millis(c.expired), "crash-after-expiry-ms")
+		b.ReportMetric(millis(quantile(c.cancels, 0.5)), "cancel-p50-ms")
+		b.ReportMetric(millis(slices.Max(c.cancels)), "cancel-max-ms")
+		b.ReportMetric(c.bytes, "B/waiting")
 	}
 	b.ReportMetric(0, "ns/op")
 }
 
-func waiting(b *testing.B) {
-	s := New(b, Options{MaxRunning: 1, MaxQueued: benchWaiting + 10})
-	w := &waitingRun{b: b, System: s, grants: make(chan *nats.Msg, 64)}
+// fewGoroutines is how many more there may be with a long queue, of server and client.
+const fewGoroutines = 50
+
+var scaleWaiting = flag.Int("scale.waiting", 2_000, "how many tasks wait in TestWaiting, at least 1,100")
+
+// ADM-18, I2, I8: what a long queue costs, and that a place in it is told exactly. No
+// goroutine is spent on a waiting task; a take-over reads them all within 5 s; and a
+// cancellation among them takes no longer than it does in a short queue.
+func TestWaiting(t *testing.T) {
+	if *scaleWaiting < 1100 {
+		t.Fatalf("-scale.waiting is %d; want at least 1100", *scaleWaiting)
+	}
+	c := waiting(t, *scaleWaiting)
+	few, many := quantile(c.fewCancels, 0.5), quantile(c.cancels, 0.5)
+	t.Logf("%d waiting: %.0f bytes each, %d goroutines more; the next grant %v after the stop of a leader, %v after the end of its key, for which server and gate took %v of processor time",
+		c.waiting, c.bytes, c.goroutines, c.handover.Round(time.Millisecond), c.expired.Round(time.Millisecond), c.cpu.Round(time.Millisecond))
+	t.Logf("cancelled: p50 %v, worst %v; with 1,000 waiting p50 %v, worst %v; ratio of p50 %.2f",
+		many, slices.Max(c.cancels), few, slices.Max(c.fewCancels), float64(many)/float64(few))
+	t.Logf("cancelled right after a take-over: p50 %v, worst %v", quantile(c.lateCancels, 0.5), slices.Max(c.lateCancels))
+	t.Logf("place told: p50 %v, worst %v", quantile(c.places, 0.5), slices.Max(c.places))
+	if limit := 5 * time.Second; c.handover > limit || c.expired > limit {
+		t.Errorf("a take-over with %d waiting took %v, and %v after the end of the key; want at most %v", c.waiting, c.handover, c.expired, limit)
+	}
+	// Far from what a walk along the queue would cost, and with room for a busy machine.
+	if many > 10*few+20*time.Millisecond {
+		t.Errorf("a cancellation took %v with %d waiting and %v with 1,000", many, c.waiting, few)
+	}
+}
+
+// costs is what a queue costs.
+type costs struct {
+	waiting int
+	// bytes of the leader's memory for each that waits, goroutines for all of them.
+	bytes      float64
+	goroutines int
+	// handover is the time from the stop of one leader to the first grant by the
+	// next, crash the same for one that goes without a word, with a leader TTL of
+	// 3 s; expired begins with the end of its key.
+	handover, crash, expired time.Duration
+	// cpu is the processor time of the whole process, server included, in crash.
+	cpu time.Duration
+	// cancels are times until cancellations of waiting tasks were told, fewCancels
+	// with 1,000 waiting, lateCancels right after a take-over; places times until a place in the queue was told.
+	cancels, fewCancels, lateCancels, places []time.Duration
+}
+
+func waiting(t testing.TB, n int) costs {
+	const few = 1_000
+	c := costs{waiting: n}
+	// What a recorder of all that costs is none of ours.
+	s := New(t, Options{MaxRunning: 1, MaxQueued: n + 10, Unrecorded: true})
+	w := &waitingRun{b: t, System: s, grants: make(chan *nats.Msg, 64), ends: make(chan cancelled, 256), limit: Timeout + time.Duration(n)*time.Millisecond}
 	if _, err := s.Bus.NC.ChanSubscribe(s.Bus.Names.TaskGrant(contract.DefaultPool, "*"), w.grants); err != nil {
-		b.Fatal(err)
+		t.Fatal(err)
 	}
 	if err := s.Bus.NC.Flush(); err != nil {
-		b.Fatal(err)
+		t.Fatal(err)
 	}
+	t.Cleanup(listen(t, s, []contract.EventType{contract.EventTaskCancelled}, func(e contract.EventSubject, at time.Time) { w.ends <- cancelled{e.Task, at} }))
 	first := w.admission("adm-1", w.Opts.LeaderTTL)
 	w.queued(0)
 	_, without := usage()
 
-	tasks := w.feed(benchWaiting + 1)
+	// Of those that are fed first, every 20th is cancelled.
+	w.tasks = w.feed(few + 1)
 	head := w.granted("")
-	w.queued(benchWaiting)
-	w.told(benchWaiting)
-	_, with := usage()
-	b.ReportMetric(float64(with-without), "goroutines-more")
+	w.queued(few)
+	w.told(few)
+	for i := 20; i <= few; i += 25 {
+		c.fewCancels = append(c.fewCancels, w.cancelled(i))
+	}
+	w.tasks = append(w.tasks, w.feed(n-few+len(c.fewCancels))...)
+	w.queued(n)
+	w.told(n)
+	// Some that have done their work may not be gone yet.
+	natstest.Eventually(t, w.limit, func() (bool, string) {
+		c.goroutines = runtime.NumGoroutine() - without
+		return c.goroutines <= fewGoroutines, fmt.Sprintf("%d tasks that wait cost %d goroutines, want at most %d for all of them", n, c.goroutines, fewGoroutines)
+	})
+	for i := 1; i < len(w.tasks); i += len(w.tasks) / 40 {
+		c.places = append(c.places, w.placed(i))
+	}
+	step := (n - few) / 40
+	for i := range 40 {
+		c.cancels = append(c.cancels, w.cancelled(few+1+i*step))
+	}
+	n -= len(c.cancels)
 
 	// In order: the leader stops and hands the key back to one that stands by. The
 	// cancellation frees the slot, which only the next leader can give away.
@@ -62,28 +132,26 @@ func waiting(b *testing.B) {
 	first.Stop()
 	s.Cancel(head)
 	head = w.granted(head)
-	b.ReportMetric(millis(time.Since(began)), "handover-ms")
-	w.queued(benchWaiting - 1)
+	c.handover = time.Since(began)
+	w.queued(n - 1)
 
 	// Without a word: the key has to expire first.
 	third := w.admission("adm-3", time.Minute)
 	expired := w.keyExpires()
-	began = time.Now()
+	began, c.cpu = time.Now(), cpuTime()
 	second.Conn.NC.Close()
 	s.Cancel(head)
 	w.granted(head)
 	opened := time.Now()
-	b.ReportMetric(millis(opened.Sub(began)), "crash-ms")
-	b.ReportMetric(millis(opened.Sub(<-expired)), "crash-after-expiry-ms")
+	c.cpu = cpuTime() - c.cpu
+	c.crash, c.expired = opened.Sub(began), opened.Sub(<-expired)
 	second.Stop()
-	w.queued(benchWaiting - 2)
+	w.queued(n - 2)
 
-	var took []time.Duration
+	// A leader that is new may have many to tell that they wait.
 	for i := range 40 {
-		took = append(took, w.cancelled(tasks[500+i*450]))
+		c.lateCancels = append(c.lateCancels, w.cancelled(few+2+i*step))
 	}
-	b.ReportMetric(millis(quantile(took, 0.5)), "cancel-p50-ms")
-	b.ReportMetric(millis(slices.Max(took)), "cancel-max-ms")
 
 	// The server lies in the same process, and its caches come and go. So it goes
 	// first; the leader holds on to its view until it may no longer trust its key.
@@ -92,13 +160,25 @@ func waiting(b *testing.B) {
 	third.Stop()
 	third.Conn.Close()
 	empty, _ := usage()
-	b.ReportMetric(float64(full-empty)/benchWaiting, "B/waiting")
+	c.bytes = float64(full-empty) / float64(n)
+	return c
 }
 
 type waitingRun struct {
 	b testing.TB
 	*System
 	grants chan *nats.Msg
+	limit  time.Duration // bounds every wait
+	// tasks in the order of the queue; gone are those that were cancelled.
+	tasks []contract.TaskID
+	gone  []int
+	ends  chan cancelled
+}
+
+// cancelled is the end of a task that was told.
+type cancelled struct {
+	task contract.TaskID
+	at   time.Time
 }
 
 // usage is the heap in use and the number of goroutines.
@@ -128,7 +208,7 @@ func (w *waitingRun) feed(n int) []contract.TaskID {
 		}
 		futures = append(futures, f)
 	}
-	limit := time.After(Timeout)
+	limit := time.After(w.limit)
 	for _, f := range futures {
 		select {
 		case <-f.Ok():
@@ -144,7 +224,7 @@ func (w *waitingRun) feed(n int) []contract.TaskID {
 // granted waits for a grant of another task than before.
 func (w *waitingRun) granted(before contract.TaskID) contract.TaskID {
 	w.b.Helper()
-	limit := time.After(Timeout)
+	limit := time.After(w.limit)
 	for {
 		select {
 		case m := <-w.grants:
@@ -164,7 +244,7 @@ func (w *waitingRun) granted(before contract.TaskID) contract.TaskID {
 // queued waits until a leader says that n tasks wait.
 func (w *waitingRun) queued(n int) {
 	w.b.Helper()
-	natstest.Eventually(w.b, Timeout, func() (bool, string) {
+	natstest.Eventually(w.b, w.limit, func() (bool, string) {
 		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 		defer cancel()
 		st, err := admissionapi.Ask(ctx, w.Bus, admissionapi.StatusRequest{})
@@ -175,7 +255,7 @@ func (w *waitingRun) queued(n int) {
 // told waits until n tasks have been told to wait.
 func (w *waitingRun) told(n int) {
 	w.b.Helper()
-	natstest.Eventually(w.b, Timeout, func() (bool, string) {
+	natstest.Eventually(w.b, w.limit, func() (bool, string) {
 		st, err := w.Bus.JS.Stream(context.Background(), w.Bus.Names.EventStream())
 		if err != nil {
 			return false, err.Error()
@@ -207,7 +287,7 @@ func (w *waitingRun) admission(name string, ttl time.Duration) *Process {
 	p := w.run(name, conn, svc.Run)
 	select {
 	case <-ready:
-	case <-time.After(Timeout):
+	case <-time.After(w.limit):
 		w.b.Fatalf("%s is not ready", name)
 	}
 	return p
@@ -237,29 +317,51 @@ func (w *waitingRun) keyExpires() <-chan time.Time {
 	w.b.Cleanup(func() { cancel(); <-done })
 	select {
 	case <-begun:
-	case <-time.After(Timeout):
+	case <-time.After(w.limit):
 		w.b.Fatal("the leader key cannot be watched")
 	}
 	return at
 }
 
-// cancelled cancels a task and waits until its end is told.
-func (w *waitingRun) cancelled(id contract.TaskID) time.Duration {
+// placed asks for the place of the task with index i, which must be told exactly, while
+// the first task of all has the slot.
+func (w *waitingRun) placed(i int) time.Duration {
 	w.b.Helper()
-	told := make(chan time.Time, 1)
-	stop := listen(w.b, w.System, []contract.EventType{contract.EventTaskCancelled}, func(e contract.EventSubject, at time.Time) {
-		if e.Task == id {
-			told <- at
+	want := i
+	for _, g := range w.gone {
+		switch {
+		case g == i:
+			return 0
+		case g < i:
+			want--
 		}
-	})
-	defer stop()
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), w.limit)
+	defer cancel()
+	began := time.Now()
+	st, err := admissionapi.Ask(ctx, w.Bus, admissionapi.StatusRequest{TaskID: w.tasks[i]})
+	took := time.Since(began)
+	if err != nil || st.QueuePosition == nil || *st.QueuePosition != want {
+		w.b.Fatalf("place of task %d of %d: %+v, %v; want %d", i, len(w.tasks), st.QueuePosition, err, want)
+	}
+	return took
+}
+
+// cancelled cancels the task with index i and waits until its end is told.
+func (w *waitingRun) cancelled(i int) time.Duration {
+	w.b.Helper()
+	id := w.tasks[i]
+	w.gone = append(w.gone, i)
 	began := time.Now()
 	w.Cancel(id)
-	select {
-	case at := <-told:
-		return at.Sub(began)
-	case <-time.After(Timeout):
-		w.b.Fatalf("task %s was not cancelled", id)
+	for limit := time.After(w.limit); ; {
+		select {
+		case e := <-w.ends:
+			if e.task == id {
+				return e.at.Sub(began)
+			}
+		case <-limit:
+			w.b.Fatalf("task %s was not cancelled", id)
+		}
 	}
-	return 0
 }

@@ -20,7 +20,7 @@ import (
 // Sink starts an event sink whose database lies in dir.
 func (s *System) Sink(name, dir string) *Process {
 	s.t.Helper()
-	conn := s.Server.Conn(name)
+	conn := s.connect(name)
 	svc, err := eventsink.New(eventsink.Config{}, eventsink.Deps{Bus: conn, Open: sqlite.Opener(dir), Log: s.Opts.Log, TracerProvider: s.Opts.TracerProvider})
 	if err != nil {
 		s.t.Fatal(err)
@@ -31,7 +31,7 @@ func (s *System) Sink(name, dir string) *Process {
 // Lead starts a lead with a free port and returns a client for it.
 func (s *System) Lead(name, workspaces string) (*Process, *client.Client) {
 	s.t.Helper()
-	conn := s.Server.Conn(name)
+	conn := s.connect(name)
 	models, err := model.NewRegistry(s.Opts.Model)
 	if err != nil {
 		s.t.Fatal(err)

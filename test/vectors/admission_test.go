@@ -85,7 +85,7 @@ func newDoor(t *testing.T, maxRunning, maxQueued int) *door {
 	d := &door{
 		t: t, bound: maxRunning + maxQueued, stored: map[contract.TaskID]bool{}, records: map[contract.TaskID]contract.TaskRecord{},
 		now: time.Unix(1000, 0), expire: map[contract.TaskID]time.Time{},
-		gate: gate.New(gate.Config{MaxRunning: maxRunning, LeaseTTL: 15 * time.Second, RetryLost: gate.RetryNotStarted, MaxAttempts: 3, Retention: 1e6 * time.Hour, MarkerTTL: time.Hour}),
+		gate: gate.New(gate.Config{MaxRunning: maxRunning, LeaseTTL: 15 * time.Second, RetryLost: gate.RetryNotStarted, MaxLost: 2, Retention: 1e6 * time.Hour, MarkerTTL: time.Hour}),
 	}
 	d.tell(gate.ViewRead{})
 	d.tell(gate.WorkRead{})

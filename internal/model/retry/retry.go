@@ -12,6 +12,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/herdgate/herdgate/internal/model"
+	"github.com/herdgate/herdgate/internal/pause"
 )
 
 // Policy says how often and how patiently. Zero values take the defaults.
@@ -88,7 +89,7 @@ func (r *retrying) Generate(ctx context.Context, req model.Request, onDelta func
 			attribute.Int64("wait_ms", wait.Milliseconds()),
 		))
 		r.log.Warn().Str("model", r.Name()).Int("attempt", attempt).Str("code", fault.Code).Dur("wait", wait).Msg("model call failed; asking again")
-		if err := sleep(ctx, wait); err != nil {
+		if err := pause.For(ctx, wait); err != nil {
 			return model.Response{}, err
 		}
 		if shown {
@@ -101,15 +102,4 @@ func (r *retrying) Generate(ctx context.Context, req model.Request, onDelta func
 // floor and cap (F-122).
 func (p Policy) wait(backoff, asked time.Duration) time.Duration {
 	return min(max(backoff, asked, p.Base/2), p.Cap)
-}
-
-func sleep(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
 }

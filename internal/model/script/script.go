@@ -7,9 +7,9 @@ import (
 	"fmt"
 	"strings"
 	"sync"
-	"time"
 
 	"github.com/herdgate/herdgate/internal/model"
+	"github.com/herdgate/herdgate/internal/pause"
 )
 
 // maxArmed bounds the conversations whose faults are being counted.
@@ -58,7 +58,7 @@ func (m *Model) Generate(ctx context.Context, req model.Request, onDelta func(mo
 	}
 	key := digest(req)
 	t := turns[pick(turns, m.failures(key))]
-	if err := wait(ctx, t.delay); err != nil {
+	if err := pause.For(ctx, t.delay); err != nil {
 		return model.Response{}, err
 	}
 	if t.fault.fails() {
@@ -254,20 +254,6 @@ func fail(t turn, v view, onDelta func(model.Delta)) error {
 		}
 	}
 	return e
-}
-
-func wait(ctx context.Context, d time.Duration) error {
-	if d <= 0 {
-		return nil
-	}
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
 }
 
 // digest names a conversation.

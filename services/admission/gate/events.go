@@ -4,6 +4,7 @@ import (
 	"container/heap"
 	"time"
 
+	"github.com/herdgate/herdgate/internal/mutant"
 	"github.com/herdgate/herdgate/pkg/contract"
 )
 
@@ -79,6 +80,13 @@ type GrantSent struct {
 	Attempt int
 }
 
+// RequestSpoiled tells that a request can never be granted, because whatever
+// handles it fails through a fault of ours.
+type RequestSpoiled struct {
+	TaskID contract.TaskID
+	Reason string
+}
+
 // TerminalEventStored tells that a task's terminal event is stored.
 type TerminalEventStored struct{ TaskID contract.TaskID }
 
@@ -139,6 +147,8 @@ type StoreTerminalEvent struct {
 type RemoveRequest struct {
 	TaskID contract.TaskID
 	Seq    uint64
+	// Bury, when not empty, is why it is to be kept among the dead letters first.
+	Bury string
 }
 
 // CheckLease asks to look for a lease in the stream leader's own copy.
@@ -174,12 +184,14 @@ func (e RequestStored) apply(g *Gate, now time.Time) {
 	req := e.Request
 	t.req = &req
 	if t.rec == nil && !t.purged {
-		t.place = g.waiting.PushBack(t)
-		if g.Open() && (len(g.slots) >= g.cfg.MaxRunning || g.waiting.Len() > 1 || g.fenced != nil) {
-			g.do(TellQueued{TaskID: t.id, RequestSeq: req.Seq, Position: g.waiting.Len()})
-		}
+		t.pool = g.poolOf(req.Pool)
+		t.pool.add(t)
+		g.arrived = t
 	}
 	g.consider(t, now)
+	if g.cfg.Reject && g.Open() && t.place != nil && t.pool.overfull(t, g.fenced) {
+		g.turnAway(t)
+	}
 }
 
 func (WorkRead) apply(g *Gate, _ time.Time) { g.workDone = true }
@@ -218,10 +230,9 @@ func (g *Gate) record(t *task, rec contract.TaskRecord, rev uint64, now time.Tim
 		}
 		t.rec, t.rev = &rec, rev
 		g.leaveQueue(t)
+		// With an end the slot is free, but not yet given to the next: see finish.
 		if rec.State.Live() {
-			g.hold(t.id, rec.Slot)
-		} else {
-			g.release(t.id)
+			g.hold(t, rec)
 		}
 		if fresh && rec.State == contract.StateRunning {
 			t.runningAt = now
@@ -237,7 +248,7 @@ func (e RecordPurged) apply(g *Gate, now time.Time) {
 	if t := g.tasks[e.TaskID]; t != nil && e.Revision > t.rev {
 		t.rec, t.rev, t.purged = nil, e.Revision, true
 		g.leaveQueue(t)
-		g.release(t.id)
+		g.release(t)
 		g.consider(t, now)
 		return
 	}
@@ -305,7 +316,11 @@ func (e FirstWritten) apply(g *Gate, now time.Time) {
 		return
 	case Absent:
 		if t.rec == nil {
-			g.release(t.id)
+			g.release(t)
+			if mutant.Requeue && t.place != nil {
+				t.pool.remove(t)
+				t.pool.add(t)
+			}
 		}
 	case Refused:
 		// Somebody else's record: the watch brings it. Until then the slot, if
@@ -345,6 +360,15 @@ func (e GrantSent) apply(g *Gate, now time.Time) {
 		return
 	}
 	t.busy, t.sent = false, e.Attempt
+	g.consider(t, now)
+}
+
+func (e RequestSpoiled) apply(g *Gate, now time.Time) {
+	t := g.tasks[e.TaskID]
+	if t == nil || t.req == nil {
+		return
+	}
+	t.req.Invalid, t.req.Code = e.Reason, contract.ErrInternal
 	g.consider(t, now)
 }
 

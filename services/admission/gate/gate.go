@@ -10,9 +10,11 @@
 //
 // What always holds:
 //
-//   - at most MaxRunning tasks hold a slot, counting a grant that is in flight or
-//     in doubt; a slot is freed by a terminal record and by nothing else (I1);
-//   - first grants follow the order of the request stream (I2);
+//   - at most MaxRunning tasks of a pool hold a slot, counting a grant that is in
+//     flight or in doubt; a slot is freed by a terminal record and by nothing else
+//     (I1);
+//   - first grants follow the order of the request stream (I2), in each pool by
+//     itself; a task at one of its limits is passed over and keeps its place;
 //   - at most one fenced write is in flight at all, and at most one write for
 //     each task;
 //   - a request is removed last, after its terminal event is known to be stored (I4).
@@ -22,7 +24,10 @@ import (
 	"cmp"
 	"container/heap"
 	"container/list"
+	"fmt"
+	"iter"
 	"maps"
+	"math"
 	"slices"
 	"time"
 
@@ -45,11 +50,19 @@ const (
 
 // Config is what a gate is built with. All durations are positive.
 type Config struct {
+	// MaxRunning and Limits are those of the default pool.
 	MaxRunning int
-	LeaseTTL   time.Duration
-	RetryLost  RetryLost
-	// MaxAttempts bounds the attempts of one task under RetryAlways.
-	MaxAttempts int
+	Limits     Limits
+	// Pools are the other pools by name. Requests for a pool that is not there
+	// wait until they time out; it is for the caller to refuse them.
+	Pools map[contract.Pool]Pool
+	// Reject ends a request that would have to wait.
+	Reject    bool
+	LeaseTTL  time.Duration
+	RetryLost RetryLost
+	// MaxLost is how many attempts of one task may be lost under RetryAlways
+	// before it counts as what ends its executors; 0 means 2.
+	MaxLost int
 	// CancelGrace is how long a running attempt may take to stop by itself
 	// before its record is marked.
 	CancelGrace time.Duration
@@ -67,26 +80,39 @@ type Request struct {
 	Seq    uint64
 	TaskID contract.TaskID
 	Tenant contract.Tenant
+	// Pool, ThreadID and Type decide where it waits and which limits apply to
+	// it. An empty pool is the default pool.
+	Pool     contract.Pool
+	ThreadID contract.ThreadID
+	Type     string
+	// QueuedAt is when it was stored, on the server's clock. The gate only tells it.
+	QueuedAt time.Time
 	// Deadline is when the wait is over, on the gate's clock.
 	Deadline time.Time
+	// Untold: no leader may have told that it waits.
+	Untold bool
 	// Invalid says why the request can never be granted; empty when it can.
 	Invalid string
+	// Code is the error code that belongs to it; empty is invalid_request.
+	Code contract.ErrorCode
 }
+
+func (r Request) traits() traits { return traits{r.Tenant, r.ThreadID, r.Type} }
 
 // Gate decides. Make one with [New]; it is not safe for concurrent use.
 type Gate struct {
 	cfg      Config
 	tasks    map[contract.TaskID]*task
 	done     map[contract.TaskID]*ended
-	waiting  *list.List // of *task, in stream order
+	pools    map[contract.Pool]*pool
 	ends     *list.List // of *task: waiters to be ended, in the order they were found
-	slots    map[contract.TaskID]int
-	used     map[int]contract.TaskID
+	arrived  *task      // whose request was just stored
 	timers   timerHeap
 	fenced   *task // whose first write is in flight
 	viewDone bool
 	workDone bool
 	out      []Action
+	at       contract.TaskID // that is being looked at
 }
 
 // task is a task that is not finished with.
@@ -111,7 +137,11 @@ type task struct {
 	sent        int  // the attempt whose grant message is known to be published
 	eventStored bool
 	orphan      bool          // live without a request: its event is still owed
-	place       *list.Element // in waiting
+	pool        *pool         // where it waits or holds a slot
+	place       *list.Element // among those that wait in its pool
+	group       *group        // with those of the same keys
+	inGroup     *list.Element
+	rank        int
 	endPlace    *list.Element // in ends
 	end         ending        // why it is in ends
 	wake        time.Time     // earliest pending timer
@@ -131,26 +161,83 @@ type ended struct {
 	at     time.Time // when to purge, or to forget
 }
 
+// poisonous says why a task is not run again.
+func poisonous(lost int) string {
+	return fmt.Sprintf("the task may have crashed executors: %d of its attempts were lost with them; it is not run again", lost)
+}
+
 // New returns an empty gate.
 func New(cfg Config) *Gate {
-	return &Gate{
-		cfg: cfg, tasks: map[contract.TaskID]*task{}, done: map[contract.TaskID]*ended{},
-		waiting: list.New(), ends: list.New(), slots: map[contract.TaskID]int{}, used: map[int]contract.TaskID{},
+	if cfg.MaxLost == 0 {
+		cfg.MaxLost = 2
 	}
+	g := &Gate{
+		cfg: cfg, tasks: map[contract.TaskID]*task{}, done: map[contract.TaskID]*ended{}, ends: list.New(),
+		pools: map[contract.Pool]*pool{contract.DefaultPool: newPool(contract.DefaultPool, Pool{cfg.MaxRunning, cfg.Limits})},
+	}
+	for name, p := range cfg.Pools {
+		g.pools[name] = newPool(name, p)
+	}
+	return g
+}
+
+// poolOf returns a pool; one that is not configured has no slots to give.
+func (g *Gate) poolOf(name contract.Pool) *pool {
+	if name == "" {
+		name = contract.DefaultPool
+	}
+	p := g.pools[name]
+	if p == nil {
+		p = newPool(name, Pool{})
+		g.pools[name] = p
+	}
+	return p
 }
 
 // Apply takes an event and returns what is to be done about it, in order.
 func (g *Gate) Apply(ev Event, now time.Time) []Action {
-	g.out = nil
+	g.out, g.arrived, g.at = nil, nil, ""
 	wasOpen := g.Open()
 	ev.apply(g, now)
 	if !wasOpen && g.Open() {
-		for _, t := range g.inOrder() {
-			g.consider(t, now)
-		}
+		g.opened(now)
 	}
 	g.pump(now)
+	if t := g.arrived; t != nil && t.place != nil && t != g.fenced && g.Open() {
+		g.tellQueued(t)
+	}
 	return g.out
+}
+
+// opened looks at everything that was read before the gate could decide.
+func (g *Gate) opened(now time.Time) {
+	all := g.inOrder()
+	for _, t := range all {
+		g.consider(t, now)
+	}
+	let, of := map[*pool]int{}, map[*keyUse]int{} // in so far
+	for _, t := range all {
+		if t.place == nil {
+			continue
+		}
+		if g.cfg.Reject {
+			if !t.pool.fits(t, let[t.pool], func(k *keyUse) int { return of[k] }) {
+				g.turnAway(t)
+				continue
+			}
+			let[t.pool]++
+			for _, k := range t.group.keys {
+				of[k]++
+			}
+		}
+		if t.req.Untold {
+			g.tellQueued(t)
+		}
+	}
+}
+
+func (g *Gate) tellQueued(t *task) {
+	g.do(TellQueued{TaskID: t.id, RequestSeq: t.req.Seq, Position: t.pool.ranks.rank(t.rank)})
 }
 
 // inOrder returns all tasks, those with a request in the order of the requests:
@@ -170,6 +257,10 @@ func (g *Gate) inOrder() []*task {
 // Open reports whether the view is complete, so that the gate decides.
 func (g *Gate) Open() bool { return g.viewDone && g.workDone }
 
+// Considering is the task that was looked at last in this Apply: where Apply
+// panics, most likely because of it.
+func (g *Gate) Considering() contract.TaskID { return g.at }
+
 // Next is when Apply wants a [Tick], or zero.
 func (g *Gate) Next() time.Time {
 	if len(g.timers) == 0 {
@@ -180,14 +271,26 @@ func (g *Gate) Next() time.Time {
 
 // Stats describes the gate. It may count a waiter that has just ended.
 type Stats struct {
+	// Pools are all pools, the default pool first, then by name.
+	Pools []PoolStats
+	// Running and Queued count all pools.
 	Running, Queued int
-	// Oldest is the head of the queue, or nil.
+	// Oldest is the request that waits longest in any pool, or nil.
 	Oldest *Request
 	Slots  map[contract.TaskID]SlotInfo
 }
 
+// PoolStats is the use of one pool.
+type PoolStats struct {
+	Name                        contract.Pool
+	MaxRunning, Running, Queued int
+	// Oldest is the head of the queue, or nil.
+	Oldest *Request
+}
+
 // SlotInfo is one slot in use.
 type SlotInfo struct {
+	Pool      contract.Pool
 	Slot      int
 	Executor  string
 	ExpiresAt time.Time // zero while nobody holds a lease
@@ -195,34 +298,66 @@ type SlotInfo struct {
 
 // Stats returns a snapshot (ADM-18).
 func (g *Gate) Stats() Stats {
-	s := Stats{Running: len(g.slots), Queued: g.waiting.Len(), Slots: make(map[contract.TaskID]SlotInfo, len(g.slots))}
-	if e := g.waiting.Front(); e != nil {
-		s.Oldest = e.Value.(*task).req
-	}
-	for id, slot := range g.slots {
-		info := SlotInfo{Slot: slot}
-		if t := g.tasks[id]; t != nil && t.rec != nil {
-			info.Executor = t.rec.Executor
-			if t.rec.State == contract.StateRunning && t.leaseSeen && !t.leaseGone {
-				info.ExpiresAt = t.leaseAt.Add(g.cfg.LeaseTTL)
-			}
+	s := Stats{Pools: g.Pools(), Slots: map[contract.TaskID]SlotInfo{}}
+	for _, p := range s.Pools {
+		s.Running += p.Running
+		s.Queued += p.Queued
+		if p.Oldest != nil && (s.Oldest == nil || p.Oldest.Seq < s.Oldest.Seq) {
+			s.Oldest = p.Oldest
 		}
-		s.Slots[id] = info
+	}
+	for _, p := range g.pools {
+		for id, held := range p.slots.of {
+			info := SlotInfo{Pool: p.name, Slot: held.number}
+			if t := g.tasks[id]; t != nil && t.rec != nil {
+				info.Executor = t.rec.Executor
+				if t.rec.State == contract.StateRunning && t.leaseSeen && !t.leaseGone {
+					info.ExpiresAt = t.leaseAt.Add(g.cfg.LeaseTTL)
+				}
+			}
+			s.Slots[id] = info
+		}
 	}
 	return s
 }
 
-// Position is the place of a waiting task, from 1, or 0 when it does not wait.
+// Pools returns the use of every pool, the default pool first.
+func (g *Gate) Pools() []PoolStats {
+	return slices.SortedFunc(g.Use(), func(a, b PoolStats) int {
+		return cmp.Or(cmp.Compare(rank(a.Name), rank(b.Name)), cmp.Compare(a.Name, b.Name))
+	})
+}
+
+func rank(p contract.Pool) int {
+	if p == contract.DefaultPool {
+		return 0
+	}
+	return 1
+}
+
+// Use goes through the pools, in no order.
+func (g *Gate) Use() iter.Seq[PoolStats] {
+	return func(yield func(PoolStats) bool) {
+		for _, p := range g.pools {
+			st := PoolStats{Name: p.name, MaxRunning: p.MaxRunning, Running: p.slots.used(), Queued: p.order.Len()}
+			if e := p.order.Front(); e != nil {
+				st.Oldest = e.Value.(*task).req
+			}
+			if !yield(st) {
+				return
+			}
+		}
+	}
+}
+
+// Position is the place of a waiting task in the queue of its pool, from 1, or 0
+// when it does not wait. A task ahead that is held back by a limit counts.
 func (g *Gate) Position(id contract.TaskID) int {
 	t := g.tasks[id]
 	if t == nil || t.place == nil {
 		return 0
 	}
-	n := 0
-	for e := t.place; e != nil; e = e.Prev() {
-		n++
-	}
-	return n
+	return t.pool.ranks.rank(t.rank)
 }
 
 // task returns the entry of id, making one when there is none.
@@ -245,6 +380,7 @@ func (g *Gate) task(id contract.TaskID) *task {
 
 // consider looks at one task and begins at most one write for it.
 func (g *Gate) consider(t *task, now time.Time) {
+	g.at = t.id
 	if t.busy || t == g.fenced || !g.Open() {
 		return
 	}
@@ -285,7 +421,7 @@ func (g *Gate) considerWaiter(t *task, now time.Time) {
 	}
 	switch {
 	case t.req.Invalid != "":
-		t.end = ending{contract.StateFailed, contract.ErrInvalidRequest, t.req.Invalid}
+		t.end = ending{contract.StateFailed, cmp.Or(t.req.Code, contract.ErrInvalidRequest), t.req.Invalid}
 	case t.cancel:
 		t.end = ending{contract.StateCancelled, "", "cancelled while waiting for a slot"}
 	case !now.Before(t.req.Deadline):
@@ -294,7 +430,21 @@ func (g *Gate) considerWaiter(t *task, now time.Time) {
 		g.schedule(t, t.req.Deadline)
 		return
 	}
+	g.endWaiter(t)
+}
+
+// endWaiter puts a task among those to be ended. It does not count as waiting any
+// more (ADM-04).
+func (g *Gate) endWaiter(t *task) {
+	g.leaveQueue(t)
 	t.endPlace = g.ends.PushBack(t)
+}
+
+// turnAway ends a task that would have to wait where nobody may (ADM-04). That is
+// asked once, when the task is first seen: who was let in stays.
+func (g *Gate) turnAway(t *task) {
+	t.end = ending{contract.StateFailed, contract.ErrQueueFull, "no slot is free, and subagent_runtime.admission_policy is reject"}
+	g.endWaiter(t)
 }
 
 // cancelMemory is how long a cancellation waits for its request.
@@ -319,10 +469,16 @@ func (g *Gate) considerRunning(t *task, now time.Time) {
 	case t.leaseGone && cancelled:
 		g.move(t, g.terminal(t, ending{contract.StateCancelled, "", "cancelled; the executor had been lost"}, now))
 		return
-	case t.leaseGone && g.cfg.RetryLost == RetryAlways && t.rec.Attempt < g.cfg.MaxAttempts:
+	case t.leaseGone && g.cfg.RetryLost == RetryAlways && t.rec.Lost+1 < g.cfg.MaxLost:
 		next := g.again(t, now)
 		next.Lost++
 		g.move(t, next)
+		return
+	case t.leaseGone && g.cfg.RetryLost == RetryAlways:
+		// Whatever runs it next might be lost as well.
+		end := g.terminal(t, ending{contract.StateFailed, contract.ErrInternal, poisonous(t.rec.Lost + 1)}, now)
+		end.Lost++
+		g.move(t, end)
 		return
 	case t.leaseGone:
 		end := g.terminal(t, ending{contract.StateFailed, contract.ErrExecutorLost, "the executor was lost: its lease ran out before the task ended"}, now)
@@ -374,7 +530,9 @@ func (g *Gate) considerReleased(t *task, now time.Time) {
 	}
 }
 
-// finish brings a terminal task to its end: event, request, record.
+// finish brings a terminal task to its end: event, request, record. Its slot goes to
+// the next one when the event is stored, so that whoever counts starts and ends in
+// the stream never finds more tasks at once than there are slots.
 func (g *Gate) finish(t *task, now time.Time) {
 	switch {
 	// A terminal record without a request is finished with: the event comes
@@ -383,8 +541,13 @@ func (g *Gate) finish(t *task, now time.Time) {
 		t.busy = true
 		g.do(StoreTerminalEvent{TaskID: t.id, Revision: t.rev})
 	case t.req != nil:
+		g.release(t)
 		t.busy = true
-		g.do(RemoveRequest{TaskID: t.id, Seq: t.req.Seq})
+		rm := RemoveRequest{TaskID: t.id, Seq: t.req.Seq}
+		if t.rec != nil && t.rec.State == contract.StateFailed && t.rec.ErrorCode == contract.ErrInternal && t.rec.Lost >= g.cfg.MaxLost {
+			rm.Bury = poisonous(t.rec.Lost)
+		}
+		g.do(rm)
 	default:
 		g.retire(t, now)
 	}
@@ -417,13 +580,13 @@ func earliest(a, b time.Time) time.Time {
 
 func (g *Gate) forget(t *task) {
 	g.leaveQueue(t)
+	g.release(t)
 	delete(g.tasks, t.id)
 }
 
 func (g *Gate) leaveQueue(t *task) {
 	if t.place != nil {
-		g.waiting.Remove(t.place)
-		t.place = nil
+		t.pool.remove(t)
 	}
 	if t.endPlace != nil {
 		g.ends.Remove(t.endPlace)
@@ -432,7 +595,7 @@ func (g *Gate) leaveQueue(t *task) {
 }
 
 // pump begins the next fenced write when none is in flight: ends of waiters
-// first, they cost nobody anything, then the head of the queue.
+// first, they cost nobody anything, then the first of those that may be granted.
 func (g *Gate) pump(now time.Time) {
 	if !g.Open() || g.fenced != nil {
 		return
@@ -442,23 +605,23 @@ func (g *Gate) pump(now time.Time) {
 		g.fence(t, g.terminal(t, t.end, now))
 		return
 	}
-	if len(g.slots) >= g.cfg.MaxRunning {
+	var first *task
+	seq := uint64(math.MaxUint64)
+	for _, p := range g.pools {
+		if t := p.pick(); t != nil && t.req.Seq < seq {
+			first, seq = t, t.req.Seq
+		}
+	}
+	if first == nil {
 		return
 	}
-	e := g.waiting.Front()
-	if e == nil {
-		return
-	}
-	t := e.Value.(*task)
-	slot := 1
-	for g.used[slot] != "" {
-		slot++
-	}
-	g.hold(t.id, slot)
+	t := first
+	slot := t.pool.take(t.id, 0, t.req.traits())
 	g.fence(t, contract.TaskRecord{TaskID: t.id, Tenant: t.req.Tenant, State: contract.StateGranted, Attempt: 1, Slot: slot, RequestSeq: t.req.Seq, GrantedAt: &now})
 }
 
 func (g *Gate) fence(t *task, rec contract.TaskRecord) {
+	g.at = t.id
 	g.fenced = t
 	g.do(FirstWrite{TaskID: t.id, RequestSeq: t.req.Seq, Record: rec})
 }
@@ -491,17 +654,20 @@ func (g *Gate) again(t *task, now time.Time) contract.TaskRecord {
 	return rec
 }
 
-func (g *Gate) hold(id contract.TaskID, slot int) {
-	g.release(id)
-	g.slots[id], g.used[slot] = slot, id
+// hold gives a task the slot that its record names.
+func (g *Gate) hold(t *task, rec contract.TaskRecord) {
+	p := g.poolOf(rec.Pool)
+	if h, ok := p.slots.of[t.id]; ok && t.pool == p && h.number == rec.Slot {
+		return
+	}
+	g.release(t)
+	t.pool = p
+	p.take(t.id, rec.Slot, traits{rec.Tenant, rec.ThreadID, rec.SubagentType})
 }
 
-func (g *Gate) release(id contract.TaskID) {
-	if slot, ok := g.slots[id]; ok {
-		delete(g.slots, id)
-		if g.used[slot] == id {
-			delete(g.used, slot)
-		}
+func (g *Gate) release(t *task) {
+	if t.pool != nil {
+		t.pool.leave(t.id)
 	}
 }
 
@@ -537,15 +703,27 @@ func (h *timerHeap) Pop() any {
 	return x
 }
 
-// Counts returns the slots in use and the tasks that wait.
-func (g *Gate) Counts() (running, queued int) { return len(g.slots), g.waiting.Len() }
+// Counts returns the slots in use and the tasks that wait, over all pools.
+func (g *Gate) Counts() (running, queued int) {
+	for _, p := range g.pools {
+		running += p.slots.used()
+		queued += p.order.Len()
+	}
+	return running, queued
+}
 
-// Waiting returns the tasks that wait, in the order in which they will be
-// granted.
+// Waiting returns the tasks that wait, in the order of the request stream.
 func (g *Gate) Waiting() []contract.TaskID {
-	ids := make([]contract.TaskID, 0, g.waiting.Len())
-	for e := g.waiting.Front(); e != nil; e = e.Next() {
-		ids = append(ids, e.Value.(*task).id)
+	var all []*task
+	for _, p := range g.pools {
+		for e := p.order.Front(); e != nil; e = e.Next() {
+			all = append(all, e.Value.(*task))
+		}
+	}
+	slices.SortFunc(all, func(a, b *task) int { return cmp.Compare(a.req.Seq, b.req.Seq) })
+	ids := make([]contract.TaskID, len(all))
+	for i, t := range all {
+		ids[i] = t.id
 	}
 	return ids
 }

@@ -15,7 +15,7 @@ func TestTakeOverTellsInOrder(t *testing.T) {
 	t.Parallel()
 	now := time.Unix(1_000_000, 0)
 	const n = 8
-	g := New(Config{MaxRunning: n, LeaseTTL: 15 * time.Second, RetryLost: RetryNotStarted, MaxAttempts: 3, CancelGrace: 2 * time.Second, OverrunGrace: time.Second, Retention: time.Hour, MarkerTTL: time.Minute})
+	g := New(Config{MaxRunning: n, LeaseTTL: 15 * time.Second, RetryLost: RetryNotStarted, MaxLost: 2, CancelGrace: 2 * time.Second, OverrunGrace: time.Second, Retention: time.Hour, MarkerTTL: time.Minute})
 	var want []contract.TaskID
 	for i := range n {
 		// Neither by id nor by revision: by request.

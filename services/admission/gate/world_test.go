@@ -1,7 +1,9 @@
 package gate
 
 import (
+	"cmp"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -59,11 +61,31 @@ type rule struct {
 	results []Event
 }
 
-func newWorld(t *rapid.T, maxRunning int, retry RetryLost) *world {
+// limits draws what bounds a world's pools.
+func limits(t *rapid.T, label string) Limits {
+	l := Limits{PerTenant: rapid.IntRange(0, 2).Draw(t, label+" per tenant"), PerThread: rapid.IntRange(0, 2).Draw(t, label+" per thread")}
+	if n := rapid.IntRange(0, 2).Draw(t, label+" per type"); n > 0 {
+		l.PerType = map[string]int{"x": n}
+	}
+	return l
+}
+
+func newWorld(t *rapid.T) *world {
 	w := &world{
 		t: t, now: time.Unix(1_000_000, 0), queue: map[contract.TaskID]*Request{}, tasks: map[contract.TaskID]*truth{},
-		cfg: Config{MaxRunning: maxRunning, LeaseTTL: 15 * time.Second, RetryLost: retry, MaxAttempts: 3, CancelGrace: 2 * time.Second, OverrunGrace: 30 * time.Second, Retention: time.Hour, MarkerTTL: 10 * time.Minute},
+		cfg: Config{
+			MaxRunning: rapid.IntRange(1, 3).Draw(t, "max_running"), LeaseTTL: 15 * time.Second,
+			RetryLost: rapid.SampledFrom([]RetryLost{RetryNotStarted, RetryNever, RetryAlways}).Draw(t, "retry_lost"),
+			MaxLost:   2, CancelGrace: 2 * time.Second, OverrunGrace: 30 * time.Second, Retention: time.Hour, MarkerTTL: 10 * time.Minute,
+		},
 	}
+	if rapid.Bool().Draw(t, "limits") {
+		w.cfg.Limits = limits(t, "default")
+	}
+	if rapid.Bool().Draw(t, "pools") {
+		w.cfg.Pools = map[contract.Pool]Pool{"big": {MaxRunning: rapid.IntRange(1, 3).Draw(t, "max_running of big"), Limits: limits(t, "big")}}
+	}
+	w.cfg.Reject = rapid.IntRange(0, 9).Draw(t, "reject") == 0
 	w.crown()
 	return w
 }
@@ -103,16 +125,104 @@ func (w *world) put(id contract.TaskID, rec contract.TaskRecord) uint64 {
 		tr.terminal = string(rec.State)
 	}
 	w.log = append(w.log, change{w.seq, RecordSeen{Revision: w.seq, Record: rec}})
-	live := 0
+	use := newUse(w.cfg)
 	for _, t := range w.tasks {
 		if t.rec != nil && t.rec.State.Live() {
-			live++
+			use.add(t.rec.Pool, traits{t.rec.Tenant, t.rec.ThreadID, t.rec.SubagentType})
 		}
 	}
-	if live > w.cfg.MaxRunning {
-		w.t.Fatalf("I1: %d live slots, max_running is %d", live, w.cfg.MaxRunning)
+	if why := use.over(); why != "" {
+		w.t.Fatalf("I1: %s", why)
 	}
 	return w.seq
+}
+
+// use is the reference for caps and limits: it counts, and knows nothing of
+// groups, heaps and ranks.
+type use struct {
+	cfg    Config
+	counts map[string]int
+	max    map[string]int
+}
+
+func newUse(cfg Config) *use { return &use{cfg: cfg, counts: map[string]int{}, max: map[string]int{}} }
+
+func (u *use) bounds(pool contract.Pool, t traits) map[string]int {
+	p := Pool{u.cfg.MaxRunning, u.cfg.Limits}
+	if pool != "" && pool != contract.DefaultPool {
+		p = u.cfg.Pools[pool]
+	}
+	all := map[string]int{fmt.Sprintf("pool %q", pool): p.MaxRunning}
+	if n := p.Limits.PerTenant; n > 0 {
+		all[fmt.Sprintf("pool %q tenant %q", pool, t.tenant)] = n
+	}
+	if n := p.Limits.PerThread; n > 0 {
+		all[fmt.Sprintf("pool %q thread %q of %q", pool, t.thread, t.tenant)] = n
+	}
+	if n := p.Limits.PerType[t.kind]; n > 0 {
+		all[fmt.Sprintf("pool %q type %q", pool, t.kind)] = n
+	}
+	return all
+}
+
+func (u *use) add(pool contract.Pool, t traits) {
+	for k, n := range u.bounds(pool, t) {
+		u.counts[k]++
+		u.max[k] = n
+	}
+}
+
+func (u *use) over() string {
+	for k, n := range u.counts {
+		if n > u.max[k] {
+			return fmt.Sprintf("%s has %d live slots, its limit is %d", k, n, u.max[k])
+		}
+	}
+	return ""
+}
+
+func (u *use) room(pool contract.Pool, t traits) bool {
+	for k, n := range u.bounds(pool, t) {
+		if u.counts[k] >= n {
+			return false
+		}
+	}
+	return true
+}
+
+func holds(g *Gate, t *task) bool {
+	_, ok := g.poolOf(t.rec.Pool).slots.of[t.id]
+	return ok
+}
+
+// next is the reference for the choice: of all that the gate knows to wait, the
+// oldest that fits.
+func next(g *Gate) *task {
+	u := newUse(g.cfg)
+	var waiting []*task
+	for _, t := range g.tasks {
+		switch {
+		case t.rec != nil && (t.rec.State.Live() || t.rec.State.Terminal() && !t.eventStored && holds(g, t)):
+			// Of those that have ended, who had a slot keeps it until that is told.
+			u.add(t.rec.Pool, traits{t.rec.Tenant, t.rec.ThreadID, t.rec.SubagentType})
+		case t.rec == nil && t.req != nil && t.endPlace == nil && !t.purged:
+			waiting = append(waiting, t)
+		}
+	}
+	slices.SortFunc(waiting, func(a, b *task) int { return cmp.Compare(a.req.Seq, b.req.Seq) })
+	ahead := map[contract.Pool]int{}
+	for _, t := range waiting {
+		ahead[t.req.Pool]++
+		if got := g.Position(t.id); got != ahead[t.req.Pool] && t.place != nil {
+			panic(fmt.Sprintf("ADM-18: %s is told to be at place %d, it is at %d", t.id, got, ahead[t.req.Pool]))
+		}
+	}
+	for _, t := range waiting {
+		if t.place != nil && u.room(t.req.Pool, t.req.traits()) {
+			return t
+		}
+	}
+	return nil
 }
 
 // do performs one action of a reign as the server would.
@@ -129,14 +239,27 @@ func (w *world) do(r *rule, a Action) {
 		if a.Record.State == contract.StateGranted {
 			for _, id := range w.order {
 				q, stored := w.queue[id]
-				if stored && q.Seq < a.RequestSeq && w.truth(id).rec == nil {
+				// Of the same keys: no limit tells them apart.
+				own := w.queue[a.TaskID]
+				if stored && own != nil && q.Seq < a.RequestSeq && q.Pool == own.Pool && q.traits() == own.traits() && w.truth(id).rec == nil {
 					w.t.Fatalf("I2: %s was granted before %s", a.TaskID, id)
 				}
 			}
 			w.truth(a.TaskID).first = true
 		}
-		out.Outcome, out.Record = Stored, a.Record
-		out.Revision = w.put(a.TaskID, a.Record)
+		// As the shell does: the record is completed from the request.
+		rec := a.Record
+		if q := w.queue[a.TaskID]; q != nil {
+			rec.Pool, rec.ThreadID, rec.SubagentType = q.Pool, q.ThreadID, q.Type
+		}
+		rec.Epoch = r.rev
+		out.Outcome, out.Record = Stored, rec
+		if rapid.IntRange(0, 15).Draw(w.t, "lost write") == 0 {
+			out = FirstWritten{TaskID: a.TaskID, Outcome: Absent}
+			r.results = append(r.results, out)
+			return
+		}
+		out.Revision = w.put(a.TaskID, rec)
 		r.results = append(r.results, out)
 	case MoveRecord:
 		tr := w.truth(a.TaskID)
@@ -188,7 +311,23 @@ func (w *world) do(r *rule, a Action) {
 }
 
 func (r *rule) apply(w *world, ev Event) {
-	r.pending = append(r.pending, r.gate.Apply(ev, w.now)...)
+	actions := r.gate.Apply(ev, w.now)
+	if r.gate.Open() {
+		// ADM-05: the choice is the reference's, and none is left undone.
+		grant := false
+		for _, a := range actions {
+			if a, ok := a.(FirstWrite); ok && a.Record.State == contract.StateGranted {
+				grant = true
+				if want := next(r.gate); want == nil || want.id != a.TaskID {
+					w.t.Fatalf("I2: %s is granted; the reference chooses %+v", a.TaskID, want)
+				}
+			}
+		}
+		if want := next(r.gate); !grant && r.gate.fenced == nil && want != nil {
+			w.t.Fatalf("ADM-03: %s could be granted, and nothing is done", want.id)
+		}
+	}
+	r.pending = append(r.pending, actions...)
 	first := 0
 	for _, a := range r.pending {
 		if _, ok := a.(FirstWrite); ok {
@@ -288,12 +427,17 @@ func (w *world) steps() map[string]func(*rapid.T) {
 	}
 	return map[string]func(*rapid.T){
 		"submit": func(t *rapid.T) {
-			skip(len(w.order) < 8)
+			skip(len(w.order) < 12)
 			id := contract.TaskID(fmt.Sprintf("t%d", len(w.order)))
 			w.workSeq++
 			w.order = append(w.order, id)
 			w.truth(id)
-			w.queue[id] = &Request{Seq: w.workSeq, TaskID: id, Tenant: "default", Deadline: w.now.Add(time.Duration(rapid.IntRange(1, 600).Draw(t, "wait")) * time.Second)}
+			w.queue[id] = &Request{Seq: w.workSeq, TaskID: id, Deadline: w.now.Add(time.Duration(rapid.IntRange(1, 600).Draw(t, "wait")) * time.Second)}
+			q := w.queue[id]
+			q.Tenant, q.ThreadID, q.Type = rapid.SampledFrom([]contract.Tenant{"a", "b"}).Draw(t, "tenant"), rapid.SampledFrom([]contract.ThreadID{"1", "2"}).Draw(t, "thread"), rapid.SampledFrom([]string{"x", "y"}).Draw(t, "type")
+			if w.cfg.Pools != nil {
+				q.Pool = rapid.SampledFrom([]contract.Pool{"", "big"}).Draw(t, "pool")
+			}
 		},
 		"gate moves": func(t *rapid.T) {
 			w.run(w.current(), rapid.IntRange(1, 12).Draw(t, "moves"))
@@ -443,8 +587,10 @@ func (w *world) settle() {
 func TestGateHolds(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
-		w := newWorld(t, rapid.IntRange(1, 3).Draw(t, "max_running"), rapid.SampledFrom([]RetryLost{RetryNotStarted, RetryNever, RetryAlways}).Draw(t, "retry_lost"))
+		w := newWorld(t)
 		t.Repeat(w.steps())
+		w.judged()
 		w.settle()
+		w.judged()
 	})
 }

@@ -57,6 +57,8 @@ type Check struct {
 type Report struct {
 	OK     bool    `json:"ok"`
 	Checks []Check `json:"checks"`
+	// History is there when it was asked for and could be read.
+	History *History `json:"history,omitempty"`
 }
 
 // Patient is what is looked at.
@@ -71,6 +73,8 @@ type Patient struct {
 	Getenv func(string) string
 	// Timeout bounds each look at something that may not answer; default 5 s.
 	Timeout time.Duration
+	// Past, when not nil, has the history judged.
+	Past *Past
 }
 
 // Examine makes all checks, one after the other, each with a deadline.
@@ -89,10 +93,15 @@ func Examine(ctx context.Context, p Patient) Report {
 	d.sandbox()
 	d.tracing(ctx)
 	d.lead(ctx)
+	r := Report{}
+	if p.Past != nil {
+		r.History = d.history(ctx)
+	}
 	if d.conn != nil {
 		d.conn.Close()
 	}
-	return Report{OK: !slices.ContainsFunc(d.checks, func(c Check) bool { return c.Status == Fail }), Checks: d.checks}
+	r.OK, r.Checks = !slices.ContainsFunc(d.checks, func(c Check) bool { return c.Status == Fail }), d.checks
+	return r
 }
 
 type doctor struct {

@@ -18,6 +18,7 @@ import (
 
 	"github.com/cenkalti/backoff/v5"
 	"github.com/nats-io/nats.go"
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
 	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/trace"
@@ -72,12 +73,20 @@ type Dispatcher struct {
 	now    func() time.Time
 	log    zerolog.Logger
 	tracer trace.Tracer
+	// full counts what found the queue full: the gate never sees it.
+	full prometheus.Counter
 }
 
 // New returns a dispatcher on c.
 func New(c *bus.Conn, now func() time.Time, log zerolog.Logger, tp trace.TracerProvider) *Dispatcher {
-	return &Dispatcher{c: c, now: now, log: log, tracer: telemetry.Tracer(tp, "dispatch")}
+	return &Dispatcher{
+		c: c, now: now, log: log, tracer: telemetry.Tracer(tp, "dispatch"),
+		full: prometheus.NewCounter(prometheus.CounterOpts{Name: "herdgate_lead_queue_full_total", Help: "Tasks that were refused because the queue was full."}),
+	}
 }
+
+// Collectors are its metrics.
+func (d *Dispatcher) Collectors() []prometheus.Collector { return []prometheus.Collector{d.full} }
 
 // Accepted says that the gate's queue holds a request.
 type Accepted struct {
@@ -100,6 +109,9 @@ type Accepted struct {
 // request may or may not be stored then, and should be submitted again under
 // the same id.
 func (d *Dispatcher) Submit(ctx context.Context, req contract.TaskRequest) (Accepted, error) {
+	if req.Pool == "" {
+		req.Pool = req.Subagent.Pool
+	}
 	body, err := req.Encode()
 	if err != nil {
 		return Accepted{}, fmt.Errorf("submit task: %w", err)
@@ -155,9 +167,10 @@ func (d *Dispatcher) submit(ctx context.Context, req contract.TaskRequest, body 
 				// about to be. Publishing again tells.
 				return Accepted{}, fmt.Errorf("%w: %w", bus.ErrDoubt, err)
 			}
+			d.full.Inc()
 			return Accepted{}, fmt.Errorf("%w: %w", ErrQueueFull, err)
 		case errors.Is(err, bus.ErrTooLarge):
-			return Accepted{}, fmt.Errorf("%w: task request: %w", contract.ErrInvalidMessage, err)
+			return Accepted{}, fmt.Errorf("%w: %w: task request: %w", contract.ErrInvalidMessage, contract.ErrTooLarge, err)
 		}
 		return Accepted{}, err
 	})
@@ -210,7 +223,7 @@ func (d *Dispatcher) acceptedBefore(ctx context.Context, tenant contract.Tenant,
 }
 
 // position estimates how many wait up to and with the request at seq: those
-// stored after it do not count, and max_running of the rest have slots.
+// stored after it do not count, and as many of the rest have slots as there are.
 func (d *Dispatcher) position(ctx context.Context, seq uint64) (int, error) {
 	if seq == 0 {
 		return 0, nil
@@ -228,7 +241,7 @@ func (d *Dispatcher) position(ctx context.Context, seq uint64) (int, error) {
 	if state.LastSeq > seq {
 		behind = state.LastSeq - seq
 	}
-	return max(0, int(state.Msgs)-int(behind)-limits.MaxRunning), nil
+	return max(0, int(state.Msgs)-int(behind)-limits.Capacity()), nil
 }
 
 // DefaultLimits is what holds until a gate has published its limits.
@@ -256,7 +269,9 @@ func (d *Dispatcher) Limits(ctx context.Context) (contract.AdmissionLimits, erro
 // Cancel asks for the end of a task, whatever its state, and returns once the
 // wish is durable: the gate ends a waiting task at once, an executor a running
 // one within two seconds. Repeating it is harmless. ErrNotFound for what this
-// tenant does not have, a *FinishedError for a task that has ended.
+// tenant does not have, a *FinishedError for a task that has ended, also if it did
+// so while the wish was on its way. Without an error, an end other than cancelled
+// can only be one that was stored after the wish and has won against it.
 func (d *Dispatcher) Cancel(ctx context.Context, tenant contract.Tenant, id contract.TaskID, reason string) error {
 	f, err := d.find(ctx, tenant, id)
 	if err != nil {
@@ -276,6 +291,17 @@ func (d *Dispatcher) Cancel(ctx context.Context, tenant contract.Tenant, id cont
 	})
 	if err != nil {
 		return fmt.Errorf("cancel task %s: %w", id, err)
+	}
+	// The task may have ended between the look and the write. An end that was
+	// stored before the wish is not touched by it, and the caller is told of it,
+	// like of one that has beaten the wish since. What cannot be read is left at that
+	// the wish is durable.
+	rec, err := d.record(ctx, id)
+	switch {
+	case err == nil && rec.State.Terminal() && rec.State != contract.StateCancelled:
+		return leaderr.TaskFinished(id, rec.State.Status())
+	case err != nil && !errors.Is(err, ErrNotFound):
+		d.log.Debug().Err(err).Str("task", string(id)).Msg("whether a cancelled task had ended is not known")
 	}
 	return nil
 }

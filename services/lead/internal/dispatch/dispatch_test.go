@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"reflect"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+	dto "github.com/prometheus/client_model/go"
 	"github.com/rs/zerolog"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
@@ -182,8 +184,12 @@ func TestSubmitQueueFull(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if accepted.Load() != 67 || full.Load() != 13 {
-		t.Errorf("accepted %d, refused %d; want 67 and 13", accepted.Load(), full.Load())
+	var counted dto.Metric
+	if err := d.full.Write(&counted); err != nil {
+		t.Fatal(err)
+	}
+	if n := counted.GetCounter().GetValue(); accepted.Load() != 67 || full.Load() != 13 || n != 13 {
+		t.Errorf("accepted %d, refused %d, counted %v; want 67 and 13", accepted.Load(), full.Load(), n)
 	}
 	s, err := c.JS.Stream(t.Context(), c.Names.WorkStream())
 	if err != nil {
@@ -253,12 +259,12 @@ func TestSubmitSurvivesARestartOfNATS(t *testing.T) {
 func TestLimits(t *testing.T) {
 	t.Parallel()
 	d, c, _ := newDispatcher(t)
-	if l, err := d.Limits(t.Context()); err != nil || l != (contract.AdmissionLimits{MaxRunning: 3, MaxQueued: 64, AdmissionPolicy: "queue", QueueTimeoutSeconds: 300}) {
+	if l, err := d.Limits(t.Context()); err != nil || !reflect.DeepEqual(l, contract.AdmissionLimits{MaxRunning: 3, MaxQueued: 64, AdmissionPolicy: "queue", QueueTimeoutSeconds: 300}) {
 		t.Errorf("Limits without a gate = %+v, %v", l, err)
 	}
-	want := contract.AdmissionLimits{MaxRunning: 7, MaxQueued: 1, AdmissionPolicy: "reject", QueueTimeoutSeconds: 9}
+	want := contract.AdmissionLimits{MaxRunning: 7, Pools: map[contract.Pool]int{"big": 2}, MaxQueued: 1, AdmissionPolicy: "reject", QueueTimeoutSeconds: 9}
 	put(t, c, contract.LimitsKey, want)
-	if l, err := d.Limits(t.Context()); err != nil || l != want {
+	if l, err := d.Limits(t.Context()); err != nil || !reflect.DeepEqual(l, want) {
 		t.Errorf("Limits = %+v, %v; want %+v", l, err, want)
 	}
 }
@@ -312,6 +318,40 @@ func TestCancel(t *testing.T) {
 		if _, err := c.Last(ctx, c.TaskStream(), c.KV(contract.CancelKey(id))); !errors.Is(err, bus.ErrNotFound) {
 			t.Errorf("cancelling a %s task left a key", st)
 		}
+	}
+}
+
+// CANCEL-04, CANCEL-05, F-048: a task ends while its cancellation is on the way. The
+// wish was still stored, but it came late, and the caller is told how the task ended.
+func TestCancelComesLate(t *testing.T) {
+	t.Parallel()
+	for state, late := range map[contract.State]bool{contract.StateCompleted: true, contract.StateFailed: true, contract.StateCancelled: false, contract.StateRunning: false} {
+		t.Run(string(state), func(t *testing.T) {
+			t.Parallel()
+			srv, c := natstest.New(t, natstest.Listen())
+			proxy := srv.Proxy()
+			d := New(srv.Connect(bus.Config{Name: "lead", URL: proxy.URL()}), func() time.Time { return start }, zerolog.Nop(), sdktrace.NewTracerProvider())
+			req := request("t_1")
+			put(t, c, contract.TaskKey("t_1"), recordOf(req, 2, contract.StateRunning))
+			held := proxy.FreezeAt("PUB " + c.KV(contract.CancelKey("t_1")))
+			done := make(chan error, 1)
+			go func() { done <- d.Cancel(t.Context(), "acme", "t_1", "") }()
+			select {
+			case <-held:
+			case <-time.After(natstest.Timeout):
+				t.Fatal("the cancellation was not sent")
+			}
+			put(t, c, contract.TaskKey("t_1"), recordOf(req, 2, state))
+			proxy.Thaw()
+			err := <-done
+			var finished *FinishedError
+			if errors.As(err, &finished) != late || late && finished.Status != string(state) || !late && err != nil {
+				t.Errorf("Cancel = %v; want a FinishedError: %v", err, late)
+			}
+			if _, err := c.Last(t.Context(), c.TaskStream(), c.KV(contract.CancelKey("t_1"))); err != nil {
+				t.Errorf("the wish was not stored: %v", err)
+			}
+		})
 	}
 }
 

@@ -10,6 +10,7 @@ package feed
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"hash/maphash"
@@ -23,6 +24,7 @@ import (
 	"github.com/herdgate/herdgate/internal/client/wire"
 	"github.com/herdgate/herdgate/internal/event"
 	"github.com/herdgate/herdgate/internal/eventapi"
+	"github.com/herdgate/herdgate/internal/pause"
 	"github.com/herdgate/herdgate/pkg/contract"
 	"github.com/herdgate/herdgate/pkg/envelope"
 	"github.com/herdgate/herdgate/services/lead/internal/leaderr"
@@ -55,6 +57,10 @@ type Query struct {
 	TaskID   contract.TaskID
 	// Types are stored types such as subagent.end; an empty list is no filter.
 	Types []string
+	// AllAttempts shows of a task (TaskID) what attempts told that were followed by
+	// another one. Without it the task's history is that of its newest attempt; a
+	// stream leaves out what was superseded when it was opened.
+	AllAttempts bool
 	// AfterSeq is exclusive. [Feed.List] uses it; [Feed.Stream] has its own.
 	AfterSeq uint64
 	// Limit is the size of a page, 1 to wire.MaxEvents; 0 takes wire.DefaultEvents.
@@ -129,15 +135,75 @@ func (f *Feed) List(ctx context.Context, q Query) (Page, error) {
 	if err != nil {
 		return Page{}, err
 	}
-	resp, err := f.store(ctx, q, q.AfterSeq, q.Limit, last)
+	newest := f.newestAttempt(ctx, q)
+	page := Page{Events: []contract.EventRecord{}, NextAfterSeq: q.AfterSeq}
+	for {
+		resp, err := f.store(ctx, q, page.NextAfterSeq, q.Limit-len(page.Events), last)
+		if err != nil {
+			return Page{}, err
+		}
+		for _, rec := range resp.Events {
+			if !superseded(rec, newest) {
+				page.Events = append(page.Events, rec)
+			}
+		}
+		on := resp.NextAfterSeq > page.NextAfterSeq
+		page.NextAfterSeq = max(resp.NextAfterSeq, page.NextAfterSeq)
+		page.HasMore = resp.HasMore || resp.LastSeq < last
+		if !resp.HasMore || !on || newest == 0 || len(page.Events) >= q.Limit {
+			return page, nil
+		}
+	}
+}
+
+// newestAttempt is the newest attempt that was told of the task that q asks for, or
+// 0 when nothing is to be left out, or it cannot be found out.
+func (f *Feed) newestAttempt(ctx context.Context, q Query) int {
+	if q.TaskID == "" || q.AllAttempts {
+		return 0
+	}
+	subject := contract.EventSubject{Tenant: q.Tenant, Run: q.RunID, Task: q.TaskID, Type: contract.EventTaskAdmitted}
+	if q.ThreadID != "" {
+		subject.Thread = q.ThreadID.Token()
+	}
+	m, err := f.c.Last(ctx, f.c.Names.EventStream(), f.c.Names.Events(subject))
+	if err == nil {
+		if ev, err := envelope.Decode(m.Data); err == nil {
+			return ev.Attempt
+		}
+	}
+	// It has left the stream.
+	q.Types = []string{contract.RecordAdmitted, contract.RecordEnd}
+	resp, err := f.store(ctx, q, 0, storePage, 0)
 	if err != nil {
-		return Page{}, err
+		f.log.Debug().Err(err).Str("task", string(q.TaskID)).Msg("event feed: which attempt is the newest is not known")
+		return 0
 	}
-	page := Page{Events: resp.Events, NextAfterSeq: max(resp.NextAfterSeq, q.AfterSeq), HasMore: resp.HasMore || resp.LastSeq < last}
-	if page.Events == nil {
-		page.Events = []contract.EventRecord{}
+	newest := 0
+	for _, rec := range resp.Events {
+		newest = max(newest, attemptOf(rec))
 	}
-	return page, nil
+	return newest
+}
+
+// superseded reports whether an event is of an attempt before the newest.
+func superseded(rec contract.EventRecord, newest int) bool {
+	if newest == 0 {
+		return false
+	}
+	n := attemptOf(rec)
+	return n > 0 && n < newest
+}
+
+// attemptOf is the attempt that an event is of, or 0 when it is of none.
+func attemptOf(rec contract.EventRecord) int {
+	var m struct {
+		Attempt int `json:"attempt"`
+	}
+	if json.Unmarshal(rec.Metadata, &m) != nil {
+		return 0
+	}
+	return m.Attempt
 }
 
 // How long a store that does not answer is waited for, and how often it is asked
@@ -205,6 +271,7 @@ type stream struct {
 	end uint64 // seq of the run's last event, 0 while not known
 	// opened: the last live read got as far as waiting for events.
 	opened bool
+	newest int // attempt of the task when the stream was opened
 	// told are the ids of the newest events that went by.
 	told recent
 	emit func(contract.EventRecord) error
@@ -224,6 +291,7 @@ func (s *stream) run(ctx context.Context) error {
 		}
 		s.pos = last
 	}
+	s.newest = s.newestAttempt(ctx, s.q)
 	if s.q.UntilRunEnd && s.q.RunID != "" {
 		if s.end, err = s.runEnd(ctx); err != nil {
 			return err
@@ -256,7 +324,7 @@ func (s *stream) run(ctx context.Context) error {
 				return fmt.Errorf("%w: %w", leaderr.ErrUnavailable, err)
 			}
 			s.log.Debug().Err(err).Uint64("pos", s.pos).Msg("event feed: reading again")
-			if err := wait(ctx, 200*time.Millisecond); err != nil {
+			if err := pause.For(ctx, 200*time.Millisecond); err != nil {
 				return err
 			}
 		default:
@@ -293,8 +361,10 @@ func (s *stream) history(ctx context.Context, first uint64) error {
 				continue
 			}
 			s.told.add(rec.EventID)
-			if err := s.emit(rec); err != nil {
-				return err
+			if !superseded(rec, s.newest) {
+				if err := s.emit(rec); err != nil {
+					return err
+				}
 			}
 			s.pos = rec.Seq
 			if s.ended() {
@@ -381,7 +451,7 @@ func (s *stream) live(ctx context.Context) error {
 		// The server forgets the ids of messages after a while, and then stores an
 		// event that is published again once more. The store keeps the first.
 		ok = ok && s.told.add(rec.EventID)
-		if ok && (len(s.q.Types) == 0 || slices.Contains(s.q.Types, rec.EventType)) {
+		if ok && !superseded(rec, s.newest) && (len(s.q.Types) == 0 || slices.Contains(s.q.Types, rec.EventType)) {
 			if err := s.emit(rec); err != nil {
 				return err
 			}
@@ -463,15 +533,4 @@ func (r *recent) add(id string) bool {
 	r.order[r.next] = h
 	r.next = (r.next + 1) % recentIDs
 	return true
-}
-
-func wait(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-t.C:
-		return nil
-	}
 }

@@ -28,6 +28,7 @@ type eventsInput struct {
 	RunID       string   `query:"run_id" maxLength:"64"`
 	TaskID      string   `query:"task_id" maxLength:"64"`
 	Type        []string `query:"type,explode" doc:"stored types such as subagent.end; repeat it or join them by commas"`
+	Attempts    string   `query:"attempts" enum:"newest,all" default:"newest" doc:"with task_id: all shows what superseded attempts of the task told as well"`
 	AfterSeq    uint64   `query:"after_seq" doc:"exclusive"`
 	Limit       int      `query:"limit" minimum:"1" maximum:"2000" default:"500" doc:"of a page; a stream has none"`
 	Accept      string   `header:"Accept" doc:"text/event-stream answers with history and then live"`
@@ -68,7 +69,7 @@ func eventStreamSchema(reg huma.Registry) *huma.Schema {
 func (s *Server) events(ctx context.Context, in *eventsInput) (*huma.StreamResponse, error) {
 	q := feed.Query{
 		Tenant: who(ctx).tenant, ThreadID: contract.ThreadID(in.ThreadID), RunID: contract.RunID(in.RunID), TaskID: contract.TaskID(in.TaskID),
-		AfterSeq: in.AfterSeq, Limit: in.Limit,
+		AllAttempts: in.Attempts == "all", AfterSeq: in.AfterSeq, Limit: in.Limit,
 	}
 	// The ids become parts of subjects below: nothing but ids gets there.
 	var errs []error

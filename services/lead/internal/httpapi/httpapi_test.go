@@ -12,7 +12,6 @@ import (
 	"net/http/httptest"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -79,24 +78,7 @@ type rig struct {
 	server *Server
 	url    string
 	http   *http.Client
-	logs   *safeBuffer
-}
-
-type safeBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (s *safeBuffer) Write(p []byte) (int, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.Write(p)
-}
-
-func (s *safeBuffer) String() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.String()
+	logs   *natstest.Output
 }
 
 // newRig serves the interface over real HTTP and a real NATS.
@@ -107,7 +89,7 @@ func newRig(t *testing.T, change ...func(*Config, *Deps)) *rig {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &rig{t: t, engine: &engine{}, conn: conn, nats: srv, logs: &safeBuffer{}}
+	r := &rig{t: t, engine: &engine{}, conn: conn, nats: srv, logs: &natstest.Output{}}
 	log := zerolog.New(r.logs)
 	tp := sdktrace.NewTracerProvider()
 	cfg := Config{Addr: "127.0.0.1:0"}
@@ -244,15 +226,14 @@ func TestStartRunRefusesBadInput(t *testing.T) {
 		`{"input":""}`:   422,
 		`{"input":"  "}`: 400,
 		`{"input":7}`:    422,
-		`{"input":"x","max_total_subagents":true}`:                                                 422,
-		`{"input":"x","unknown_field":1}`:                                                          422,
-		`{"input":"x","thread_id":"a\u0007"}`:                                                      400,
-		`{"input":"x","model":"none"}`:                                                             400,
-		`{"input":"x","tags":[""]}`:                                                                400,
-		`{"input":"x"`:                                                                             400,
-		`{"input":"x","allowed_subagents":["general-purpose","nobody"]}`:                           400,
-		`{"input":"x","metadata":{"k":"` + strings.Repeat("v", 5000) + `"}}`:                       400,
-		`{"input":"` + strings.Repeat("y", runapi.MaxInputBytes+1) + `"}`:                          400,
+		`{"input":"x","max_total_subagents":true}`:                           422,
+		`{"input":"x","unknown_field":1}`:                                    422,
+		`{"input":"x","thread_id":"a\u0007"}`:                                400,
+		`{"input":"x","model":"none"}`:                                       400,
+		`{"input":"x","tags":[""]}`:                                          400,
+		`{"input":"x"`:                                                       400,
+		`{"input":"x","allowed_subagents":["general-purpose","nobody"]}`:     400,
+		`{"input":"x","metadata":{"k":"` + strings.Repeat("v", 5000) + `"}}`: 400,
 		`{"input":"x","metadata":` + strings.Repeat(`{"a":`, 200) + `1` + strings.Repeat("}", 201): 400,
 	} {
 		p := r.wantProblem(status, wire.CodeInvalidRequest, "POST", "/v1/runs", body)
@@ -261,6 +242,16 @@ func TestStartRunRefusesBadInput(t *testing.T) {
 		}
 	}
 	r.wantProblem(413, wire.CodePayloadTooLarge, "POST", "/v1/runs", `{"input":"`+strings.Repeat("z", 1<<20)+`"}`)
+	// Within the limit of a body, above that of a prompt.
+	for path, body := range map[string]string{
+		"/v1/runs":  `{"input":"` + strings.Repeat("y", runapi.MaxInputBytes+1) + `"}`,
+		"/v1/tasks": `{"subagent_type":"general-purpose","prompt":"` + strings.Repeat("y", contract.MaxPromptBytes+1) + `"}`,
+	} {
+		p := r.wantProblem(413, wire.CodePayloadTooLarge, "POST", path, body)
+		if !strings.Contains(p.Detail, fmt.Sprintf("has %d bytes; want at most %d", contract.MaxPromptBytes+1, contract.MaxPromptBytes)) || len(p.Detail) > 500 {
+			t.Errorf("%s is refused with %q", path, p.Detail)
+		}
+	}
 	r.wantProblem(415, wire.CodeInvalidRequest, "POST", "/v1/runs", `input=x`, "Content-Type", "application/x-www-form-urlencoded")
 	r.wantProblem(422, wire.CodeInvalidRequest, "GET", "/v1/runs?status=odd", "")
 	r.wantProblem(422, wire.CodeInvalidRequest, "GET", "/v1/runs?limit=0", "")
@@ -457,9 +448,13 @@ func TestTasks(t *testing.T) {
 		`{"subagent_type":"general-purpose","prompt":"x","timeout_seconds":true}`:                               422,
 		`{"subagent_type":"general-purpose","prompt":"x","acceptance_criteria":"no"}`:                           422,
 		`{"subagent_type":"general-purpose","prompt":"x","thread_id":"\u0000"}`:                                 400,
-		`{"subagent_type":"general-purpose","prompt":"` + strings.Repeat("x", contract.MaxPromptBytes+1) + `"}`: 400,
+		`{"subagent_type":"general-purpose","prompt":"` + strings.Repeat("x", contract.MaxPromptBytes+1) + `"}`: 413,
 	} {
-		if p := r.wantProblem(status, wire.CodeInvalidRequest, "POST", "/v1/tasks", body); strings.Contains(body, "nobody") && !strings.Contains(p.Detail, "general-purpose") {
+		code := wire.CodeInvalidRequest
+		if status == 413 {
+			code = wire.CodePayloadTooLarge
+		}
+		if p := r.wantProblem(status, code, "POST", "/v1/tasks", body); strings.Contains(body, "nobody") && !strings.Contains(p.Detail, "general-purpose") {
 			t.Errorf("unknown type: %q; want the visible names", p.Detail)
 		}
 	}

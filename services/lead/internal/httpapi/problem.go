@@ -100,6 +100,8 @@ func (s *Server) problemFor(ctx context.Context, err error) error {
 		return newProblem(http.StatusNotFound, wire.CodeNotFound, "there is no such thing here")
 	case errors.Is(err, leaderr.ErrQueueFull):
 		return retryAfter(newProblem(http.StatusTooManyRequests, wire.CodeQueueFull, "the queue is full and nothing was stored; try again later"), retryFull)
+	case errors.Is(err, contract.ErrTooLarge):
+		return newProblem(http.StatusRequestEntityTooLarge, wire.CodePayloadTooLarge, err.Error()+"; put long material into a file of the thread's workspace and name it")
 	case errors.Is(err, leaderr.ErrInvalid), errors.Is(err, contract.ErrInvalidMessage), errors.Is(err, contract.ErrInvalidID):
 		return newProblem(http.StatusBadRequest, wire.CodeInvalidRequest, err.Error())
 	case errors.Is(err, leaderr.ErrUnavailable), errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):

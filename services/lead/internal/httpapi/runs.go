@@ -138,7 +138,7 @@ func (s *Server) runRequest(ctx context.Context, b wire.RunRequest) (runapi.RunI
 		return bad("input is blank")
 	}
 	if len(b.Input) > runapi.MaxInputBytes {
-		return bad("input has %d bytes; want at most %d", len(b.Input), runapi.MaxInputBytes)
+		return bad("%w: input has %d bytes; want at most %d", contract.ErrTooLarge, len(b.Input), runapi.MaxInputBytes)
 	}
 	if b.ThreadID != "" {
 		if err := contract.ThreadID(b.ThreadID).Validate(); err != nil {

@@ -15,7 +15,6 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"runtime/debug"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -29,6 +28,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/herdgate/herdgate/internal/client/wire"
+	"github.com/herdgate/herdgate/internal/fault"
 	"github.com/herdgate/herdgate/internal/telemetry"
 	"github.com/herdgate/herdgate/pkg/contract"
 	"github.com/herdgate/herdgate/services/lead/internal/dispatch"
@@ -305,7 +305,7 @@ func (s *Server) observe(next http.Handler) http.Handler {
 			v := recover()
 			if err, _ := v.(error); v != nil && !errors.Is(err, http.ErrAbortHandler) {
 				l := s.logFor(ctx)
-				l.Error().Interface("panic", v).Bytes("stack", debug.Stack()).Str("path", r.URL.Path).Msg("http: panic")
+				fault.Of(v).Log(l.Error()).Str("path", r.URL.Path).Msg("http: panic")
 				if rec.status == 0 {
 					writeProblem(rec, r, newProblem(http.StatusInternalServerError, wire.CodeInternal, "an internal error; the log has the details"))
 					v = nil

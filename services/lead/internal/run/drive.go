@@ -14,6 +14,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/herdgate/herdgate/internal/bus"
+	"github.com/herdgate/herdgate/internal/pause"
 	"github.com/herdgate/herdgate/pkg/contract"
 )
 
@@ -170,7 +171,7 @@ func (d *drive) put(ctx context.Context, w bus.Write, writer string) (uint64, er
 		if lost := d.gate(); lost != nil {
 			return 0, lost
 		}
-		if !wait(ctx, retry.NextBackOff()) {
+		if pause.For(ctx, retry.NextBackOff()) != nil {
 			return 0, fmt.Errorf("%w: %w", context.Cause(ctx), err)
 		}
 	}
@@ -288,19 +289,5 @@ func (e *Engine) closeLease(ctx context.Context, id contract.RunID, rev uint64) 
 }
 
 func newBackOff() *backoff.ExponentialBackOff {
-	b := backoff.NewExponentialBackOff()
-	b.InitialInterval, b.MaxInterval = 20*time.Millisecond, 500*time.Millisecond
-	return b
-}
-
-// wait pauses for d; it reports false when ctx was done first.
-func wait(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-t.C:
-		return true
-	}
+	return pause.Growing(20*time.Millisecond, 500*time.Millisecond)
 }

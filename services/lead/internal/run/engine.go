@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 	"unicode/utf8"
 
@@ -19,6 +20,7 @@ import (
 	"github.com/herdgate/herdgate/internal/bus"
 	"github.com/herdgate/herdgate/internal/delegation"
 	"github.com/herdgate/herdgate/internal/model"
+	"github.com/herdgate/herdgate/internal/pause"
 	"github.com/herdgate/herdgate/internal/rungroup"
 	"github.com/herdgate/herdgate/internal/subagent"
 	"github.com/herdgate/herdgate/internal/telemetry"
@@ -152,6 +154,8 @@ type Engine struct {
 	began   time.Time
 	view    *view
 	metrics metrics
+	// refused is what the event stream has against our events, nil when it takes them.
+	refused atomic.Pointer[refusal]
 
 	// hard is the context of all work; kill ends it.
 	hard context.Context //nolint:containedctx // the engine's own lifetime
@@ -373,6 +377,11 @@ func (e *Engine) Start(ctx context.Context, in runapi.RunInput) (contract.RunRec
 	defer cancel()
 	err = d.write(first, func(*contract.RunRecord, *conversation) {})
 	if err == nil {
+		if err = d.begun(first); err != nil {
+			d.forget(ctx)
+		}
+	}
+	if err == nil {
 		err = d.lease(first)
 	}
 	if err != nil {
@@ -400,7 +409,7 @@ func (e *Engine) newRecord(in runapi.RunInput) (contract.RunRecord, error) {
 	case strings.TrimSpace(in.Input) == "":
 		faults = append(faults, errors.New("input is empty"))
 	case len(in.Input) > runapi.MaxInputBytes:
-		faults = append(faults, fmt.Errorf("input has %d bytes; want at most %d", len(in.Input), runapi.MaxInputBytes))
+		faults = append(faults, fmt.Errorf("%w: input has %d bytes; want at most %d", contract.ErrTooLarge, len(in.Input), runapi.MaxInputBytes))
 	case !utf8.ValidString(in.Input):
 		faults = append(faults, errors.New("input is not valid UTF-8"))
 	}
@@ -508,9 +517,13 @@ func (e *Engine) Cancel(ctx context.Context, tenant contract.Tenant, id contract
 	for deadline := e.clock() + 2*bus.WriteTimeout; ; {
 		_, err = e.c.Publish(ctx, bus.Write{Subject: e.c.RunKV(contract.RunCancelKey(id)), Data: body, TTL: cancelTTL})
 		if err == nil {
+			// An end that came before the wish is not touched by it.
+			if rec, err := e.Get(ctx, tenant, id); err == nil && rec.Status.Terminal() && rec.Status != contract.RunCancelled {
+				return leaderr.RunFinished(id, rec.Status)
+			}
 			return nil
 		}
-		if !errors.Is(err, bus.ErrDoubt) || e.clock() > deadline || !wait(ctx, retry.NextBackOff()) {
+		if !errors.Is(err, bus.ErrDoubt) || e.clock() > deadline || pause.For(ctx, retry.NextBackOff()) != nil {
 			return fmt.Errorf("cancel run %s: %w", id, outside(err))
 		}
 	}

@@ -5,12 +5,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/nats-io/nats.go"
 
 	"github.com/herdgate/herdgate/internal/bus"
 	"github.com/herdgate/herdgate/internal/event"
 	"github.com/herdgate/herdgate/internal/model"
+	"github.com/herdgate/herdgate/internal/pause"
 	"github.com/herdgate/herdgate/pkg/contract"
 	"github.com/herdgate/herdgate/pkg/envelope"
 	"github.com/herdgate/herdgate/services/lead/internal/leaderr"
@@ -30,15 +32,94 @@ func (d *drive) announce(ctx context.Context) error {
 	d.mu.Lock()
 	rec := d.rec
 	d.mu.Unlock()
-	seq, err := d.e.once(ctx, event.RunStarted(rec, d.e.source, rec.CreatedAt))
-	if err != nil {
-		return fmt.Errorf("event run_started: %w", err)
+	if d.started == 0 {
+		seq, err := d.e.once(ctx, event.RunStarted(rec, d.e.source, rec.CreatedAt))
+		if err != nil {
+			return fmt.Errorf("event run_started: %w", err)
+		}
+		d.started = seq
 	}
-	d.started = seq
 	if !d.resumed {
 		return nil
 	}
 	return d.teller.sync(ctx, d.e, rec)
+}
+
+// refusedFor is how long a lead says that it is not ready after the event stream has
+// refused an event for a reason that trying again does not cure.
+const refusedFor = 30 * time.Second
+
+// untilDrain is d.life, but ends when the run is to be handed over: an event is waited
+// for past a cancellation, not past a drain. stop must be called.
+func (d *drive) untilDrain() (ctx context.Context, stop func()) {
+	ctx, cancel := context.WithCancelCause(d.life)
+	undo := context.AfterFunc(d.ctx, func() {
+		if cause := context.Cause(d.ctx); errors.Is(cause, errDraining) {
+			cancel(cause)
+		}
+	})
+	return ctx, func() { undo(); cancel(nil) }
+}
+
+// heard notes what the event stream said to an event.
+func (e *Engine) heard(err error) {
+	switch {
+	case err == nil, errors.Is(err, bus.ErrConflict):
+		e.refused.Store(nil)
+	case !errors.Is(err, bus.ErrDoubt) && e.refused.Swap(&refusal{err, e.clock()}) == nil:
+		e.deps.Log.Error().Err(err).Msg("the event stream refuses events; runs wait until it takes them")
+	}
+}
+
+// refusal is an error of the event stream, and when.
+type refusal struct {
+	err error
+	at  time.Duration
+}
+
+// Check reports that the event stream has refused events just now: a lead whose
+// events cannot be stored does not begin runs.
+func (e *Engine) Check(context.Context) error {
+	if r := e.refused.Load(); r != nil && e.clock()-r.at < refusedFor {
+		return e.refusalError(r.err)
+	}
+	return nil
+}
+
+func (e *Engine) refusalError(err error) error {
+	return fmt.Errorf("%w: the event stream %s refuses events, without which no run begins: %w; `herdgate provision` brings the stream in line with the configuration, `herdgate doctor` looks at the server's storage", leaderr.ErrUnavailable, e.c.Names.EventStream(), err)
+}
+
+// begun makes the first event of a run whose record was just stored. A stream that
+// refuses it refuses the run, while its caller can still be told; a doubt is for the
+// drive, which says it once more.
+func (d *drive) begun(ctx context.Context) error {
+	ev := event.RunStarted(d.rec, d.e.source, d.rec.CreatedAt)
+	body, err := envelope.Encode(ev)
+	if err != nil {
+		return err
+	}
+	ack, err := d.e.c.Publish(ctx, bus.Write{Subject: ev.NATSSubject(d.e.c.Names), Data: body, Header: nats.Header(ev.Headers()), Expect: bus.Seq(0)})
+	d.e.heard(err)
+	switch {
+	case err == nil:
+		d.started = ack.Seq
+	case !errors.Is(err, bus.ErrDoubt) && !errors.Is(err, bus.ErrConflict):
+		return d.e.refusalError(err)
+	}
+	return nil
+}
+
+// forget removes the record of a run that was refused.
+func (d *drive) forget(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), bus.WriteTimeout)
+	defer cancel()
+	_, err := d.e.c.Publish(ctx, bus.Write{
+		Subject: d.e.c.RunKV(contract.RunKey(d.id)), Header: nats.Header{"KV-Operation": {"DEL"}}, Expect: bus.Seq(d.rev), TTL: d.e.cfg.Retention,
+	})
+	if err != nil {
+		d.log.Warn().Err(err).Msg("the record of a run that was refused could not be removed; the run begins when there is room")
+	}
 }
 
 // tell publishes the messages that are stored in the record and not told yet.
@@ -59,6 +140,7 @@ func (e *Engine) once(ctx context.Context, ev envelope.Event) (uint64, error) {
 	subject := ev.NATSSubject(e.c.Names)
 	return retryDoubt(ctx, func() (uint64, error) {
 		ack, err := e.c.Publish(ctx, bus.Write{Subject: subject, Data: body, Header: nats.Header(ev.Headers()), Expect: bus.Seq(0)})
+		e.heard(err)
 		if err == nil {
 			return ack.Seq, nil
 		}
@@ -122,9 +204,11 @@ func (t *teller) tell(ctx context.Context, e *Engine, rec contract.RunRecord, co
 			return fmt.Errorf("event run_message %d: %w", t.count+1, err)
 		}
 		ack, err := retryDoubt(ctx, func() (bus.Ack, error) {
-			return e.c.Publish(ctx, bus.Write{
+			ack, err := e.c.Publish(ctx, bus.Write{
 				Subject: messageSubject(e.c.Names, rec), Data: body, Header: nats.Header(ev.Headers()), Expect: bus.Seq(t.last),
 			})
+			e.heard(err)
+			return ack, err
 		})
 		switch {
 		case errors.Is(err, bus.ErrConflict):
@@ -134,7 +218,7 @@ func (t *teller) tell(ctx context.Context, e *Engine, rec contract.RunRecord, co
 			if err := t.sync(ctx, e, rec); err != nil {
 				return err
 			}
-			if t.count == before && !wait(ctx, newBackOff().InitialInterval) {
+			if t.count == before && pause.For(ctx, newBackOff().InitialInterval) != nil {
 				return context.Cause(ctx)
 			}
 		case err != nil:

@@ -332,7 +332,8 @@ func TestToldOnce(t *testing.T) {
 	}
 }
 
-// A run that was cancelled while nobody drove it is ended by its take-over.
+// CANCEL-08, I7: a run that was cancelled while nobody drove it is ended by its
+// take-over, and so are the tasks that its dead driver had submitted.
 func TestCancelWithoutADriver(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, func(contract.TaskRequest) *contract.TaskRecord { return nil })
@@ -344,8 +345,18 @@ func TestCancelWithoutADriver(t *testing.T) {
 	if err := b.Cancel(t.Context(), contract.DefaultTenant, rec.RunID); err != nil {
 		t.Fatal(err)
 	}
-	if end := b.wait(rec.RunID); end.Status != contract.RunCancelled {
-		t.Errorf("run ended %s: %s", end.Status, end.Error)
+	end := b.wait(rec.RunID)
+	if end.Status != contract.RunCancelled || end.Usage == nil || end.Usage.TotalTokens != 12+2*8 {
+		t.Errorf("run ended %s with usage %+v: %s", end.Status, end.Usage, end.Error)
+	}
+	ended := 0
+	for _, ev := range w.events(rec.RunID) {
+		if ev.Type == contract.EventTaskCancelled {
+			ended++
+		}
+	}
+	if ended != 2 {
+		t.Errorf("%d of the run's 2 tasks were cancelled", ended)
 	}
 }
 

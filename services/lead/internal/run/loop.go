@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
@@ -15,6 +16,7 @@ import (
 	"github.com/herdgate/herdgate/internal/delegation"
 	"github.com/herdgate/herdgate/internal/model"
 	"github.com/herdgate/herdgate/internal/outcome"
+	"github.com/herdgate/herdgate/internal/pause"
 	"github.com/herdgate/herdgate/internal/subagent"
 	"github.com/herdgate/herdgate/internal/telemetry"
 	"github.com/herdgate/herdgate/internal/tool"
@@ -134,6 +136,7 @@ func (d *drive) judge(ctx context.Context, err error) (ending, error) {
 	cause := context.Cause(ctx)
 	switch {
 	case errors.Is(cause, errCancelled):
+		d.abandonInherited(ctx)
 		return ending{status: contract.RunCancelled, err: "The run was cancelled."}, nil
 	case cause != nil:
 		return ending{}, cause
@@ -141,11 +144,34 @@ func (d *drive) judge(ctx context.Context, err error) (ending, error) {
 		return ending{}, err
 	case errors.Is(err, errTooLarge):
 		return failed(contract.ErrInternal, "The run's state became too large to be kept: "+err.Error()), nil
-	case errors.Is(err, bus.ErrDoubt):
+	case errors.Is(err, bus.ErrDoubt), errors.Is(err, bus.ErrFull):
 		return ending{}, err
 	}
 	d.log.Error().Err(err).Msg("a run failed for a fault of ours")
 	return failed(contract.ErrInternal, err.Error()), nil
+}
+
+// abandonInherited cancels the tasks of a cancelled run that an earlier driver
+// submitted and this one has not come to wait for, and waits for their ends like
+// for any (CANCEL-08).
+func (d *drive) abandonInherited(ctx context.Context) {
+	if !d.resumed {
+		return // each task has its call, which has cancelled it
+	}
+	t := &task{d: d}
+	var wg sync.WaitGroup
+	for _, e := range d.snapshot().Delegations {
+		if e.Status != contract.DelegationInProgress {
+			continue
+		}
+		wg.Go(func() {
+			// It returns the cause, or what kept an end from being written down.
+			if _, err := t.abandon(ctx, e.TaskID, d.ends.of(e.TaskID)); !errors.Is(err, errCancelled) {
+				d.log.Warn().Err(err).Str("task", string(e.TaskID)).Msg("the end of a cancelled task could not be taken into the run")
+			}
+		})
+	}
+	wg.Wait()
 }
 
 // prepare does what every driver does first: see whether the run was cancelled,
@@ -161,7 +187,9 @@ func (d *drive) prepare(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("read the cancellation: %w", err)
 	}
-	if err := d.announce(d.life); err != nil {
+	life, stop := d.untilDrain()
+	defer stop()
+	if err := d.announce(life); err != nil {
 		return err
 	}
 	if cancelled {
@@ -385,7 +413,9 @@ func (d *drive) record(ctx context.Context, msg model.Message, usage *contract.U
 	if err := d.write(d.life, change); err != nil {
 		return err
 	}
-	return d.tell(d.life)
+	life, stop := d.untilDrain()
+	defer stop()
+	return d.tell(life)
 }
 
 // stamp adds the status to a failed call that never reached the tool, so that
@@ -439,12 +469,13 @@ func (d *drive) finish(end ending) error {
 	return d.e.close(ctx, rec, rev)
 }
 
-// retryDoubt repeats a read whose outcome is in doubt while ctx allows.
+// retryDoubt repeats what is in doubt, or refused because a stream is full at the
+// moment, while ctx allows.
 func retryDoubt[T any](ctx context.Context, op func() (T, error)) (T, error) {
 	retry := newBackOff()
 	for {
 		v, err := op()
-		if err == nil || !errors.Is(err, bus.ErrDoubt) || !wait(ctx, retry.NextBackOff()) {
+		if err == nil || !errors.Is(err, bus.ErrDoubt) && !errors.Is(err, bus.ErrFull) || pause.For(ctx, retry.NextBackOff()) != nil {
 			return v, err
 		}
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/herdgate/herdgate/internal/delegation"
 	"github.com/herdgate/herdgate/internal/model"
 	"github.com/herdgate/herdgate/internal/outcome"
+	"github.com/herdgate/herdgate/internal/pause"
 	"github.com/herdgate/herdgate/internal/subagent"
 	"github.com/herdgate/herdgate/internal/telemetry"
 	"github.com/herdgate/herdgate/internal/tool"
@@ -440,7 +441,7 @@ func retryUnavailable[T any](ctx context.Context, op func() (T, error)) (T, erro
 	retry := newBackOff()
 	for {
 		v, err := op()
-		if err == nil || !errors.Is(err, leaderr.ErrUnavailable) || !wait(ctx, retry.NextBackOff()) {
+		if err == nil || !errors.Is(err, leaderr.ErrUnavailable) || pause.For(ctx, retry.NextBackOff()) != nil {
 			return v, err
 		}
 	}

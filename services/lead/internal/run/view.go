@@ -180,9 +180,9 @@ func (v *view) tried(id contract.RunID, now, pause time.Duration) {
 func (e *Engine) watch(ctx context.Context) error {
 	bucket := contract.KVSubject(e.c.Names.RunBucket(), "")
 	err := e.c.Watch(ctx, bus.Watch{
-		Stream:         e.c.RunStream(),
-		Subjects:       []string{bucket + "run.*", bucket + "lease.*", bucket + "cancel.*"},
-		LastPerSubject: true, HeadersOnly: true,
+		// All keys by one pattern: with several the server searches all keys again for
+		// each message.
+		Stream: e.c.RunStream(), Subjects: []string{bucket + ">"}, LastPerSubject: true, HeadersOnly: true,
 		OnStart: func(pending uint64) {
 			if pending == 0 {
 				e.view.caughtUp()
