@@ -16,6 +16,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 
@@ -58,6 +59,9 @@ type Config struct {
 	// MaxParallel bounds the tools that run at once; 0 means 64.
 	MaxParallel int
 
+	// Chain stands around the model and the tools, as [Chain] orders it. What is in
+	// the lists below is outside of it; their hooks run after its own.
+	Chain           []Piece
 	ModelMiddleware []ModelMiddleware
 	ToolMiddleware  []ToolMiddleware
 	AfterModel      []Hook
@@ -153,6 +157,7 @@ func newLoop(cfg Config, messages []model.Message) *loop {
 	if cfg.Tracer == nil {
 		cfg.Tracer = noop.NewTracerProvider().Tracer("")
 	}
+	cfg = cfg.flat()
 	l := &loop{cfg: cfg, tools: make(map[string]tool.Tool, len(cfg.Tools))}
 	for _, t := range cfg.Tools {
 		spec := t.Spec()
@@ -173,6 +178,25 @@ func newLoop(cfg Config, messages []model.Message) *loop {
 	l.invoke = l.wrapToolErrors(l.invoke)
 	l.result.Messages = append([]model.Message(nil), messages...)
 	return l
+}
+
+// flat writes the chain out into the lists.
+func (c Config) flat() Config {
+	var hooks []Hook
+	c.ModelMiddleware, c.ToolMiddleware = slices.Clone(c.ModelMiddleware), slices.Clone(c.ToolMiddleware)
+	for _, p := range c.Chain {
+		if p.Model != nil {
+			c.ModelMiddleware = append(c.ModelMiddleware, p.Model)
+		}
+		if p.Tool != nil {
+			c.ToolMiddleware = append(c.ToolMiddleware, p.Tool)
+		}
+		if p.AfterModel != nil {
+			hooks = append([]Hook{p.AfterModel}, hooks...)
+		}
+	}
+	c.AfterModel = append(hooks, c.AfterModel...)
+	return c
 }
 
 func (l *loop) run(ctx context.Context) error {

@@ -32,6 +32,7 @@ import (
 	"go.opentelemetry.io/otel/trace/noop"
 
 	"github.com/herdgate/herdgate/internal/bus"
+	"github.com/herdgate/herdgate/internal/config"
 	"github.com/herdgate/herdgate/internal/model"
 	"github.com/herdgate/herdgate/internal/rungroup"
 	"github.com/herdgate/herdgate/internal/tool"
@@ -52,6 +53,9 @@ type Config struct {
 	// StallTimeout is how long nothing may happen in a task before it ends as
 	// failed; 0 means 600 s.
 	StallTimeout time.Duration
+	// Settings are what executions take their snapshot from; the zero value is the
+	// default configuration.
+	Settings *config.Config
 }
 
 // Deps is what the service needs from outside. Bus, Models and Tools are required.
@@ -106,6 +110,10 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	}
 	if cfg.StallTimeout < 0 {
 		return nil, fmt.Errorf("executor: executor.stall_timeout_seconds must be at least 1, got %v", cfg.StallTimeout)
+	}
+	if cfg.Settings == nil {
+		def := config.Default()
+		cfg.Settings = &def
 	}
 	if cfg.Pool == "" {
 		cfg.Pool = contract.DefaultPool

@@ -42,7 +42,7 @@ func Serve(ctx context.Context, env *process.Env) error {
 	drain := max(time.Duration(env.Config.Executor.DrainTimeoutSeconds)*time.Second, time.Nanosecond)
 	svc, err := New(Config{
 		Name: env.Name, Pool: contract.Pool(env.Config.Executor.Pool), MaxTasks: env.Config.Executor.MaxTasks, DrainTimeout: drain,
-		StallTimeout: time.Duration(env.Config.Executor.StallTimeoutSeconds) * time.Second,
+		StallTimeout: time.Duration(env.Config.Executor.StallTimeoutSeconds) * time.Second, Settings: &env.Config,
 	}, Deps{
 		Bus: p.Bus, Models: models, Log: p.Log, TracerProvider: p.Tel.TracerProvider(), Registerer: env.Metrics.Registerer(), Ready: p.Ready,
 		Tools: func(req contract.TaskRequest) ([]tool.Tool, func(), error) {

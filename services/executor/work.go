@@ -80,10 +80,15 @@ func (j *job) run() (outcome.End, error) {
 	a, req := j.a, j.a.grant.Request
 	a.begun.Store(true)
 	awake := a.watchProgress()
+	chain, err := j.newChain()
+	if err != nil {
+		return outcome.End{}, err
+	}
 	ctx := sandbox.WithLease(tool.WithProgress(j.ctx, a.progressed), &a.lease)
 	res, err := agent.Run(ctx, agent.Config{
 		Agent: req.Subagent.Name, Model: j.model, Tools: j.tools, MaxTurns: req.Subagent.MaxTurns,
 		Gate: a.gate, Log: a.log, Tracer: a.s.tracer,
+		Chain:          chain.pieces,
 		OnDelta:        func(model.Delta) { a.progressed() },
 		ToolMiddleware: []agent.ToolMiddleware{a.tellToolProgress},
 		OnMessage: func(ctx context.Context, msg model.Message, usage *contract.Usage, modelName string) error {
@@ -110,6 +115,9 @@ func (j *job) run() (outcome.End, error) {
 	}
 	if n := len(res.Messages); n > 0 {
 		o.LastOther = event.Sanitize(res.Messages[n-1].Text)
+	}
+	for _, finish := range chain.finish {
+		finish(&o, res)
 	}
 	return outcome.Map(o).With(end), nil
 }
