@@ -45,7 +45,7 @@ func (c *Conn) Bury(ctx context.Context, origin, stream string, m Message, reaso
 		},
 	}
 	for _, h := range kept {
-		if v := m.Header.Get(h); v != "" {
+		if v := HeaderText(m.Header.Get(h)); v != "" { // anybody's, and as long as they like
 			w.Header.Set(h, v)
 		}
 	}

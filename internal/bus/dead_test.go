@@ -49,7 +49,8 @@ func TestBuryTooLarge(t *testing.T) {
 	t.Parallel()
 	_, c := natstest.New(t, natstest.MaxPayload(8<<10))
 	ctx := testContext(t)
-	if err := c.Bury(ctx, "executor", "HG_GRANTS", bus.Message{Subject: "s", Seq: 1, Data: make([]byte, 8<<10)}, errors.New("x")); err != nil {
+	m := bus.Message{Subject: "s", Seq: 1, Data: make([]byte, 8<<10), Header: nats.Header{"tracestate": {strings.Repeat("x", 8<<10)}}}
+	if err := c.Bury(ctx, "executor", "HG_GRANTS", m, errors.New("x")); err != nil {
 		t.Fatal(err)
 	}
 	got, err := c.Last(ctx, c.Names.DeadStream(), c.Names.Dead("executor"))

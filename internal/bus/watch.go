@@ -36,7 +36,10 @@ func (c *Conn) Watch(ctx context.Context, w Watch, fn func(m Message, pending ui
 	next := w.StartSeq
 	retry := backoff.NewExponentialBackOff()
 	retry.InitialInterval, retry.MaxInterval = 50*time.Millisecond, 2*time.Second
-	onStart := w.OnStart
+	var onStart func(uint64)
+	if w.OnStart != nil {
+		onStart = func(pending uint64) { onStart = nil; w.OnStart(pending) }
+	}
 	for ctx.Err() == nil {
 		err := c.watchOnce(ctx, w, onStart, next, func(m Message, pending uint64) error {
 			retry.Reset()
@@ -57,7 +60,7 @@ func (c *Conn) Watch(ctx context.Context, w Watch, fn func(m Message, pending ui
 		}
 		if next > 0 {
 			// What is told as the past was told; from here on it is one sequence.
-			w.LastPerSubject, onStart = false, nil
+			w.LastPerSubject = false
 		}
 		select {
 		case <-ctx.Done():

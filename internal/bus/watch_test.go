@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -79,6 +80,40 @@ func TestWatchTellsWhatIsThere(t *testing.T) {
 		}
 		put(t, c, bus.Write{Subject: c.KV("task.a")})
 		put(t, c, bus.Write{Subject: c.KV("task.b")})
+	}
+}
+
+// Whoever begins at a sequence is told what is there also when the first try to read
+// found no connection.
+func TestWatchTellsWhatIsThereLate(t *testing.T) {
+	t.Parallel()
+	s, direct := natstest.New(t, natstest.Listen())
+	proxy := s.Proxy()
+	c := s.Connect(bus.Config{Name: "far", URL: proxy.URL()})
+	proxy.Refuse()
+	proxy.Cut()
+	natstest.Eventually(t, natstest.Timeout, func() (bool, string) { return !c.NC.IsConnected(), "still connected" })
+	ctx, cancel := context.WithCancel(testContext(t))
+	defer cancel()
+	told := make(chan uint64, 8)
+	done := make(chan error, 1)
+	go func() {
+		done <- c.Watch(ctx, bus.Watch{Stream: direct.TaskStream(), Subjects: []string{direct.KV("task.*")}, StartSeq: 1, OnStart: func(n uint64) { told <- n }},
+			func(bus.Message, uint64) error { return nil })
+	}()
+	<-time.After(200 * time.Millisecond) // time for a try that fails
+	proxy.Accept()
+	select {
+	case n := <-told:
+		if n != 0 {
+			t.Errorf("OnStart got %d, want 0", n)
+		}
+	case <-time.After(natstest.Timeout):
+		t.Error("OnStart was never called")
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
 	}
 }
 

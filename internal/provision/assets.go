@@ -18,6 +18,10 @@ import (
 	"github.com/herdgate/herdgate/pkg/contract"
 )
 
+// grantMaxWaiting is how many questions for grants may be open at once: a few for
+// each executor of a pool.
+const grantMaxWaiting = 8192
+
 // Limits of the assets that no configuration key changes.
 const (
 	// DedupeWindow is how long a stream knows the id of a message.
@@ -210,6 +214,7 @@ func Desired(cfg Config) Assets {
 			AckWait:       GrantAckWait,
 			MaxDeliver:    -1,
 			MaxAckPending: -1,
+			MaxWaiting:    grantMaxWaiting,
 			MemoryStorage: cfg.MemoryStorage,
 		}})
 	}

@@ -7,6 +7,7 @@ import (
 	"math"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/herdgate/herdgate/internal/admissionapi"
@@ -47,6 +48,7 @@ type reign struct {
 	// executor has had its turn.
 	ends ends
 	late sync.Map
+	past past
 }
 
 // letter is a message of the request stream that nobody can use.
@@ -69,7 +71,7 @@ func (s *Service) reign(ctx context.Context, won crown) error {
 			CancelGrace: s.cfg.CancelGrace, OverrunGrace: 30 * time.Second, Retention: s.cfg.Retention, MarkerTTL: purgedMarkerTTL,
 		}),
 	}
-	r.bodies.probe = s.probe
+	r.bodies.probe, r.past.read = s.probe, make(chan struct{})
 	f := &fence{s: s, writes: make(chan gate.FirstWrite), tell: r.tell, requests: r.bodies, look: r.bucketEvent, bury: r.buryRequest, inherited: math.MaxUint64}
 	// Unless this is known, every request counts as an earlier leader's.
 	look, done := context.WithTimeout(ctx, s.cfg.LeaderTTL/4)
@@ -93,6 +95,7 @@ func (s *Service) reign(ctx context.Context, won crown) error {
 	part("task bucket", r.watchBucket)
 	part("terminal events", r.watchEnds)
 	part("request stream", r.watchRequests)
+	part("past requests", r.awaitPast)
 	part("dead letters", r.buryAll)
 	part("advisories", r.watchAdvisories)
 	for range workers {
@@ -318,18 +321,11 @@ func (r *reign) bucketEvent(kind contract.KeyKind, id contract.TaskID, m bus.Mes
 
 // watchRequests reads the request stream: one cursor, in stream order.
 func (r *reign) watchRequests(ctx context.Context) error {
-	read := false
-	done := func() {
-		if !read {
-			read = true
-			r.tell(ctx, gate.WorkRead{})
-		}
-	}
 	return r.s.bus.Watch(ctx, bus.Watch{
 		Stream: r.s.bus.Names.WorkStream(), StartSeq: 1, Subjects: []string{r.s.bus.Names.TaskRequests()},
 		OnStart: func(pending uint64) {
 			if pending == 0 {
-				done()
+				r.pastIsRead(ctx)
 			}
 		},
 	}, func(m bus.Message, pending uint64) error {
@@ -353,11 +349,48 @@ func (r *reign) watchRequests(ctx context.Context) error {
 			r.bodies.put(b)
 			r.tell(ctx, gate.RequestStored{Request: r.request(b)})
 		}
+		r.past.seen.Store(m.Seq)
 		if pending == 0 {
-			done()
+			r.pastIsRead(ctx)
 		}
 		return nil
 	})
+}
+
+// past is how far the request stream has been read that was there when the reign
+// began.
+type past struct {
+	seen atomic.Uint64 // sequence of the newest message that was told
+	once sync.Once
+	read chan struct{} // closed when all of it was told
+}
+
+// pastIsRead tells that the past of the request stream is complete.
+func (r *reign) pastIsRead(ctx context.Context) {
+	r.past.once.Do(func() {
+		r.tell(ctx, gate.WorkRead{})
+		close(r.past.read)
+	})
+}
+
+// awaitPast looks whether there is still something to read while the gate waits for
+// it: the newest requests may be removed just before they are sent, by an earlier
+// leader or by hand, and then no message tells that it is the last one.
+func (r *reign) awaitPast(ctx context.Context) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-r.past.read:
+			return nil
+		case <-time.After(time.Second):
+		}
+		seen := r.past.seen.Load()
+		last, err := r.s.bus.Last(ctx, r.s.bus.Names.WorkStream(), r.s.bus.Names.TaskRequests())
+		if errors.Is(err, bus.ErrNotFound) || err == nil && last.Seq <= seen {
+			r.pastIsRead(ctx)
+		}
+	}
 }
 
 // giveUp leaves a message to the dead letters. It does not wait until it lies

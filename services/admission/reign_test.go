@@ -215,6 +215,42 @@ func TestGrantOfAGoneRequest(t *testing.T) {
 	}
 }
 
+// A gate opens also when the newest requests were removed just before they would have
+// been read, so that no message is the last one.
+func TestPastEndsWithoutALastMessage(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	s := w.service(w.bus, "adm-1", nil)
+	w.submit("t_1")
+	r := &reign{s: s, events: make(chan gate.Event, 8)}
+	r.past.read = make(chan struct{})
+	done := make(chan error, 1)
+	go func() { done <- r.awaitPast(w.ctx) }()
+	select {
+	case ev := <-r.events:
+		t.Fatalf("told %+v while a request was still to be read", ev)
+	case <-time.After(1500 * time.Millisecond):
+	}
+	last, err := w.bus.Last(w.ctx, w.bus.Names.WorkStream(), w.bus.Names.TaskRequests())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := w.bus.DeleteMsg(w.ctx, w.bus.Names.WorkStream(), last.Seq); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case ev := <-r.events:
+		if ev != (gate.WorkRead{}) {
+			t.Errorf("told %+v", ev)
+		}
+	case <-time.After(10 * time.Second):
+		t.Fatal("the gate waits for a request that is gone")
+	}
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
 // Protocol W3: a key that somebody holds is left alone; a free one is won by one.
 func TestTry(t *testing.T) {
 	t.Parallel()

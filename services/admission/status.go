@@ -49,7 +49,12 @@ func (r *reign) answer(ctx context.Context, req micro.Request) {
 	reply := make(chan admissionapi.Status, 1)
 	select {
 	case r.status <- statusCall{ask, reply}:
-		_ = req.RespondJSON(<-reply)
+		select {
+		case st := <-reply:
+			_ = req.RespondJSON(st)
+		case <-ctx.Done():
+			_ = req.Error("503", "not leading any more", nil)
+		}
 	case <-ctx.Done():
 		_ = req.Error("503", "not leading any more", nil)
 	case <-time.After(time.Second):

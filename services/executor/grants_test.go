@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
+
 	"github.com/herdgate/herdgate/internal/natstest"
 	"github.com/herdgate/herdgate/internal/tool"
 	"github.com/herdgate/herdgate/pkg/contract"
@@ -149,4 +151,43 @@ func TestGrantsStayForOthers(t *testing.T) {
 		}
 		return strings.Join(got, " ") == "ex-2 ex-3 ex-3 ex-3", fmt.Sprint("executors: ", got)
 	})
+}
+
+// I7: a task that is cancelled while it waits for its turn ends at once, whoever is
+// before it.
+func TestCancelledBeforeItsTurn(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	q := &turns{}
+	first, second := q.next(), q.next()
+	defer first.pass()
+	w.send(w.granted("t_1", 1))
+	msg := w.next()
+	waiting := make(chan struct{})
+	w.svc.deps.Tools = func(contract.TaskRequest) ([]tool.Tool, func(), error) {
+		close(waiting)
+		return nil, func() {}, nil
+	}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		if run := w.svc.takeInTurn(w.ctx, msg, second); run != nil {
+			run()
+		}
+	}()
+	<-waiting
+	w.svc.heardCancel(&nats.Msg{Subject: w.bus.KV(contract.CancelKey("t_1"))})
+	select {
+	case <-ended:
+	case <-time.After(patience):
+		first.pass()
+		t.Error("it waits for its turn although it was cancelled")
+		<-ended
+	}
+	if rec, _ := w.record("t_1"); rec.State != contract.StateCancelled {
+		t.Errorf("the record is %q, want it cancelled", rec.State)
+	}
+	if got := w.events("t_1"); got != "cancelled" {
+		t.Errorf("events: %s", got)
+	}
 }

@@ -60,6 +60,9 @@ func (a *attempt) begin(ctx context.Context) (*job, outcome.End, error) {
 	// The run clock starts with the slot, not with the request (ADM-17).
 	j.ctx, j.stop = context.WithTimeoutCause(ctx, time.Duration(req.Subagent.TimeoutSeconds)*time.Second, errTimeout)
 	a.turn.await(j.ctx)
+	if j.ctx.Err() != nil { // it was stopped before its turn came
+		return nil, outcome.End{}, context.Cause(j.ctx)
+	}
 	err = a.publish(j.ctx, event.Started(a.rec, contract.TaskStartedData{
 		Description: req.Description, SubagentType: req.Subagent.Name, ModelName: m.ModelName(),
 		MaxTurns: req.Subagent.MaxTurns, TimeoutSeconds: req.Subagent.TimeoutSeconds, Executor: a.s.cfg.Name,

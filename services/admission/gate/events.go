@@ -326,7 +326,9 @@ func (e FirstWritten) apply(g *Gate, now time.Time) {
 		// Somebody else's record: the watch brings it. Until then the slot, if
 		// one was meant, counts as used.
 		g.leaveQueue(t)
-		return
+		if t.rec == nil {
+			return
+		}
 	}
 	g.consider(t, now)
 }

@@ -1,6 +1,7 @@
 package gate
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -155,5 +156,27 @@ func TestSlotIsPassedOnWithTheEvent(t *testing.T) {
 	}
 	if n := grants(TerminalEventStored{TaskID: "a"}); n != 1 {
 		t.Error("no grant after the event")
+	}
+}
+
+// I1, I4: somebody else's record that is seen before its first write is known to have
+// been refused is dealt with all the same, and its slot comes free.
+func TestForeignRecordIsSeenBeforeTheRefusal(t *testing.T) {
+	t.Parallel()
+	g := New(Config{MaxRunning: 1, LeaseTTL: 15 * time.Second, Retention: time.Hour, MarkerTTL: time.Hour})
+	var got []Action
+	for _, ev := range []Event{
+		ViewRead{}, WorkRead{}, RequestStored{Request{Seq: 2, TaskID: "a", Deadline: at.Add(time.Hour)}}, RequestStored{Request{Seq: 3, TaskID: "b", Deadline: at.Add(time.Hour)}},
+		RecordSeen{Revision: 6, Record: contract.TaskRecord{TaskID: "a", State: contract.StateFailed, RequestSeq: 1}},
+		FirstWritten{TaskID: "a", Outcome: Refused},
+	} {
+		got = g.Apply(ev, at)
+	}
+	if len(got) != 1 || got[0] != Action(StoreTerminalEvent{TaskID: "a", Revision: 6}) {
+		t.Fatalf("after the refusal: %+v", got)
+	}
+	got = g.Apply(TerminalEventStored{TaskID: "a"}, at)
+	if !slices.ContainsFunc(got, func(a Action) bool { w, ok := a.(FirstWrite); return ok && w.TaskID == "b" }) {
+		t.Errorf("the slot was not passed on: %+v", got)
 	}
 }
