@@ -13,7 +13,9 @@ endif
 GOLANGCI_VERSION := v2.15.0
 GOLANGCI := bin/golangci-lint-$(GOLANGCI_VERSION)
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
-GOBUILD := go build -trimpath -ldflags '-X github.com/herdgate/herdgate/internal/process.Version=$(VERSION)'
+# Without -trimpath a build shares what tests have compiled: TRIMPATH= says so.
+TRIMPATH ?= -trimpath
+GOBUILD := go build $(TRIMPATH) -ldflags '-X github.com/herdgate/herdgate/internal/process.Version=$(VERSION)'
 
 SERVICES := lead admission executor eventsink
 # The folders of all modules of the workspace, from go.work alone.
