@@ -11,6 +11,7 @@ import (
 	"github.com/herdgate/herdgate/cmd/herdgate/internal/printable"
 	"github.com/herdgate/herdgate/internal/client"
 	"github.com/herdgate/herdgate/internal/client/wire"
+	"github.com/herdgate/herdgate/internal/receipt"
 	"github.com/herdgate/herdgate/pkg/contract"
 )
 
@@ -116,6 +117,22 @@ func printTasks(w, stderr io.Writer, page wire.TaskPage) error {
 	return t.print(w, "")
 }
 
+// printReceipts lists the evidence of a task's tool calls.
+func printReceipts(w io.Writer, rs []contract.Receipt) error {
+	if len(rs) == 0 {
+		return nil
+	}
+	var t table
+	t.row("RECEIPT", "TOOL", "STATUS", "BYTES", "SHA256", "AT")
+	for _, r := range rs {
+		t.row(cell(r.ID), cell(r.ToolName), cell(r.Status), fmt.Sprint(r.OutputBytes), cell(r.OutputSHA256), cellTime(r.CreatedAt))
+	}
+	if _, err := fmt.Fprintln(w); err != nil {
+		return err
+	}
+	return t.print(w, "")
+}
+
 func printTask(w, _ io.Writer, x wire.Task) error {
 	var t table
 	t.row("task", cell(string(x.TaskID)))
@@ -141,7 +158,14 @@ func printTask(w, _ io.Writer, x wire.Task) error {
 	t.row("finished", cellTime(x.FinishedAt))
 	t.row("duration", cellSpan(x.StartedAt, x.FinishedAt))
 	t.row("trace", cell(x.TraceID))
+	if v := x.ReceiptVerdict; v != nil {
+		t.row("citations", cell(receipt.Counts(*v)))
+		t.row("", cell(receipt.Limitation))
+	}
 	if err := t.print(w, ""); err != nil {
+		return err
+	}
+	if err := printReceipts(w, x.Receipts); err != nil {
 		return err
 	}
 	heading := "result"

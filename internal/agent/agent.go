@@ -28,6 +28,7 @@ import (
 
 	"github.com/herdgate/herdgate/internal/fault"
 	"github.com/herdgate/herdgate/internal/model"
+	"github.com/herdgate/herdgate/internal/prompt"
 	"github.com/herdgate/herdgate/internal/tool"
 	"github.com/herdgate/herdgate/pkg/contract"
 )
@@ -48,6 +49,10 @@ type ToolMiddleware func(Invoke) Invoke
 // recorded or any tool runs. It may be given any message and must keep its id.
 type Hook func(ctx context.Context, msg model.Message) model.Message
 
+// ResultHook changes the result of a call. It is called from several goroutines
+// at once.
+type ResultHook func(call model.ToolCall, res tool.Result) tool.Result
+
 // Config says how a conversation is driven.
 type Config struct {
 	// Agent is the type of the agent: "lead" or a sub-agent's name.
@@ -64,7 +69,9 @@ type Config struct {
 	Chain           []Piece
 	ModelMiddleware []ModelMiddleware
 	ToolMiddleware  []ToolMiddleware
+	BeforeModel     []Before
 	AfterModel      []Hook
+	AfterTool       []ResultHook
 
 	// Gate is asked before every model call and every tool start, from several
 	// goroutines at once; an error stops the tools that run and ends the loop with
@@ -73,6 +80,12 @@ type Config struct {
 	// OnMessage is told of every answer and every result that the loop appends, in
 	// order, with the usage so far. An error ends the loop with it. Nil ignores them.
 	OnMessage func(ctx context.Context, msg model.Message, usage *contract.Usage, modelName string) error
+	// Gone is what earlier shortenings took out of the messages that the loop begins with.
+	Gone Gone
+	// OnShorten is told when a piece has put a shorter conversation in the place of
+	// the one so far, which the result holds from then on. An error ends the loop
+	// with it. Nil ignores it.
+	OnShorten func(ctx context.Context, now Result) error
 	// OnDelta is told of what streams in. Nil ignores it.
 	OnDelta func(model.Delta)
 
@@ -101,6 +114,8 @@ type Result struct {
 	// ModelName is the model as the provider named it last.
 	ModelName string
 	Turns     int
+	// Gone is what was taken out of Messages.
+	Gone Gone
 }
 
 // LastAssistant returns the newest assistant message, or nil.
@@ -115,8 +130,6 @@ func (r Result) LastAssistant() *model.Message {
 
 // maxNudges is how often an empty answer is asked for again before it stands.
 const maxNudges = 2
-
-const nudge = "Your last reply was empty. Answer now, or call a tool."
 
 // Run drives the conversation to its end. It returns an error when ctx is done
 // (ctx's cause), when the gate or OnMessage refuses, or for a fault of ours; the
@@ -142,6 +155,8 @@ type loop struct {
 	specs    []model.ToolSpec
 	result   Result
 	nudges   int
+	// calls are the ids of all calls so far, also of those that are gone.
+	calls map[string]bool
 }
 
 func newLoop(cfg Config, messages []model.Message) *loop {
@@ -176,14 +191,22 @@ func newLoop(cfg Config, messages []model.Message) *loop {
 	}
 	// What middleware itself does wrong is no reason to lose the run either.
 	l.invoke = l.wrapToolErrors(l.invoke)
-	l.result.Messages = append([]model.Message(nil), messages...)
+	l.result.Messages, l.result.Gone = append([]model.Message(nil), messages...), cfg.Gone
+	l.calls = map[string]bool{}
+	for _, m := range messages {
+		for _, c := range m.ToolCalls {
+			l.calls[c.ID] = true
+		}
+	}
 	return l
 }
 
 // flat writes the chain out into the lists.
 func (c Config) flat() Config {
 	var hooks []Hook
+	var results []ResultHook
 	c.ModelMiddleware, c.ToolMiddleware = slices.Clone(c.ModelMiddleware), slices.Clone(c.ToolMiddleware)
+	c.BeforeModel = slices.Clone(c.BeforeModel)
 	for _, p := range c.Chain {
 		if p.Model != nil {
 			c.ModelMiddleware = append(c.ModelMiddleware, p.Model)
@@ -191,11 +214,18 @@ func (c Config) flat() Config {
 		if p.Tool != nil {
 			c.ToolMiddleware = append(c.ToolMiddleware, p.Tool)
 		}
+		if p.BeforeModel != nil {
+			c.BeforeModel = append(c.BeforeModel, p.BeforeModel)
+		}
 		if p.AfterModel != nil {
 			hooks = append([]Hook{p.AfterModel}, hooks...)
 		}
+		if p.AfterTool != nil {
+			results = append([]ResultHook{p.AfterTool}, results...)
+		}
 	}
 	c.AfterModel = append(hooks, c.AfterModel...)
+	c.AfterTool = append(results, c.AfterTool...)
 	return c
 }
 
@@ -220,7 +250,7 @@ func (l *loop) run(ctx context.Context) error {
 		}
 		if strings.TrimSpace(msg.Text) == "" && !msg.ErrorFallback && l.nudges < maxNudges {
 			l.nudges++
-			l.result.Messages = append(l.result.Messages, model.Message{ID: l.messageID(), Role: model.RoleUser, Text: nudge})
+			l.result.Messages = append(l.result.Messages, model.Message{ID: l.messageID(), Role: model.RoleUser, Text: prompt.Nudge, Metadata: map[string]any{model.MetaHidden: true}})
 			continue
 		}
 		l.result.End = EndAnswered
@@ -254,14 +284,19 @@ func (l *loop) ask(ctx context.Context) (model.Message, error) {
 	if err := l.stopped(ctx); err != nil {
 		return model.Message{}, err
 	}
+	if _, err := l.before(ctx, false); err != nil {
+		return model.Message{}, err
+	}
 	l.result.Turns++
-	resp, err := l.generate(ctx, model.Request{Messages: Repair(l.result.Messages), Tools: l.specs, Agent: l.cfg.Agent}, l.cfg.OnDelta)
-	// What was spent is told however the work ends.
-	l.result.Usage = l.result.Usage.Add(normalUsage(resp.Usage))
-	if resp.Model != "" {
-		l.result.ModelName = resp.Model
-	} else if l.result.ModelName == "" {
-		l.result.ModelName = l.cfg.Model.ModelName()
+	resp, err := l.request(ctx)
+	if err != nil && ctx.Err() == nil && model.TooLong(err) {
+		shorter, serr := l.before(ctx, true)
+		if serr != nil {
+			return model.Message{}, serr
+		}
+		if shorter {
+			resp, err = l.request(ctx)
+		}
 	}
 	if ctx.Err() != nil {
 		return model.Message{}, context.Cause(ctx)
@@ -283,6 +318,18 @@ func (l *loop) ask(ctx context.Context) (model.Message, error) {
 		msg = hook(ctx, msg)
 	}
 	return msg, l.append(ctx, msg)
+}
+
+// request asks the model and counts what it cost, however it ends.
+func (l *loop) request(ctx context.Context) (model.Response, error) {
+	resp, err := l.generate(ctx, model.Request{Messages: Repair(l.result.Messages), Tools: l.specs, Agent: l.cfg.Agent}, l.cfg.OnDelta)
+	l.result.Usage = l.result.Usage.Add(normalUsage(resp.Usage))
+	if resp.Model != "" {
+		l.result.ModelName = resp.Model
+	} else if l.result.ModelName == "" {
+		l.result.ModelName = l.cfg.Model.ModelName()
+	}
+	return resp, err
 }
 
 // callModel is the innermost Generate: the model itself, under a span.
@@ -351,7 +398,11 @@ func (l *loop) runSome(ctx context.Context, index int, msg model.Message, answer
 				if err := l.stopped(ctx); err != nil {
 					return err
 				}
-				results[i] = l.runTool(ctx, msg, call, ordinal, i)
+				res := l.runTool(ctx, msg, call, ordinal, i)
+				for _, hook := range l.cfg.AfterTool {
+					res = hook(call, res)
+				}
+				results[i] = res
 				return nil
 			})
 			if err != nil {
@@ -407,7 +458,7 @@ func (l *loop) runTool(ctx context.Context, msg model.Message, call model.ToolCa
 func (l *loop) resolve(msg model.Message, call model.ToolCall) (tool.Tool, []byte, string) {
 	if msg.FinishReason == "length" {
 		// The arguments may be half of what the model meant, even if they parse.
-		return nil, nil, "This call was not run: your reply was cut at the token limit while you were writing it. Send it again, shorter, or split it."
+		return nil, nil, prompt.CutCall
 	}
 	t, ok := l.tools[call.Name]
 	if !ok {
@@ -443,19 +494,15 @@ func (l *loop) stopped(ctx context.Context) error {
 	return l.cfg.Gate()
 }
 
-// messageID numbers messages by their place, so that a replayed conversation
-// gives the same ids.
-func (l *loop) messageID() string { return fmt.Sprintf("m%d", len(l.result.Messages)) }
+// messageID numbers messages by their place in the whole conversation, so that a
+// replayed one gives the same ids, and a shortened one none a second time.
+func (l *loop) messageID() string {
+	return fmt.Sprintf("m%d", l.result.Gone.Messages+len(l.result.Messages))
+}
 
 // assistantOrdinal counts the assistant messages before index.
 func (l *loop) assistantOrdinal(index int) int {
-	n := 0
-	for _, m := range l.result.Messages[:index] {
-		if m.Role == model.RoleAssistant {
-			n++
-		}
-	}
-	return n
+	return l.result.Gone.Assistants + assistants(l.result.Messages[:index])
 }
 
 // uniqueCalls gives every call an id that no other call of the conversation has,
@@ -465,16 +512,10 @@ func (l *loop) uniqueCalls(calls []model.ToolCall) []model.ToolCall {
 	if len(calls) == 0 {
 		return nil
 	}
-	used := map[string]bool{}
-	for _, m := range l.result.Messages {
-		for _, c := range m.ToolCalls {
-			used[c.ID] = true
-		}
-	}
 	out := make([]model.ToolCall, len(calls))
 	for i, c := range calls {
 		c.Name = l.callName(c.Name)
-		c.ID = freeID(c.ID, used, len(l.result.Messages), i)
+		c.ID = freeID(c.ID, l.calls, l.result.Gone.Messages+len(l.result.Messages), i)
 		out[i] = c
 	}
 	return out
@@ -524,7 +565,7 @@ func (l *loop) wrapToolErrors(next Invoke) Invoke {
 }
 
 func toolError(t tool.Tool, err error) tool.Result {
-	return tool.Failure(fmt.Sprintf("Tool %s failed (%s): %s\nGo on with what you have, or try another way.", t.Spec().Name, errorClass(err), clip(err.Error(), 500)))
+	return tool.Failure(fmt.Sprintf("Tool %s failed (%s): %s\n%s", t.Spec().Name, errorClass(err), clip(err.Error(), 500), prompt.ToolHint))
 }
 
 // errorClass names the kind of an error without its text.

@@ -15,12 +15,18 @@ type Piece struct {
 	// Model and Tool wrap calls.
 	Model ModelMiddleware
 	Tool  ToolMiddleware
+	// BeforeModel may shorten the stored conversation before the model is asked. The
+	// outermost piece comes first.
+	BeforeModel Before
 	// AfterModel changes an answer before it is recorded.
 	AfterModel Hook
+	// AfterTool changes a result before it is recorded, whether its tool was run or
+	// the call was refused, and after everything that wraps tools.
+	AfterTool ResultHook
 }
 
 // Order is the order of all pieces, the outermost first (EXEC-10). Hooks after the
-// model run in the reverse order: the innermost piece hears an answer first.
+// model and tools run in the reverse order: the innermost piece hears an answer first.
 var Order = []string{
 	"receipts", // around tools, outside of everything
 	"input_sanitising", "tool_output_budget", "remote_result_sanitising", "thread_data", "sandbox",

@@ -63,15 +63,22 @@ func TestChainDirection(t *testing.T) {
 				told = append(told, "after "+name)
 				return m
 			},
+			AfterTool: func(c model.ToolCall, r tool.Result) tool.Result {
+				told = append(told, "result "+name+" "+c.ID)
+				r.Text += " " + name
+				return r
+			},
 		}
 	}
 	chain, err := Chain(piece("loop_guard"), piece("receipts"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	run(t, Config{Model: says(calls(call("1", "echo", "{}")), text("done")), Tools: []tool.Tool{&fakeTool{name: "echo"}}, Chain: chain})
+	run(t, Config{Model: says(calls(call("1", "echo", "{}")), calls(call("2", "nope", "{}")), text("done")), Tools: []tool.Tool{&fakeTool{name: "echo"}}, Chain: chain})
 	want := []string{
-		"model receipts", "model loop_guard", "after loop_guard", "after receipts", "tool receipts", "tool loop_guard",
+		"model receipts", "model loop_guard", "after loop_guard", "after receipts", "tool receipts", "tool loop_guard", "result loop_guard 1", "result receipts 1",
+		// A call that is refused has a result as well.
+		"model receipts", "model loop_guard", "after loop_guard", "after receipts", "result loop_guard 2", "result receipts 2",
 		"model receipts", "model loop_guard", "after loop_guard", "after receipts",
 	}
 	if !slices.Equal(told, want) {

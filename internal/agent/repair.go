@@ -8,10 +8,9 @@ import (
 	"strings"
 
 	"github.com/herdgate/herdgate/internal/model"
+	"github.com/herdgate/herdgate/internal/prompt"
 	"github.com/herdgate/herdgate/pkg/contract"
 )
-
-const lostResult = "No result: the call was interrupted, and it is not known whether it had an effect. Check before you repeat it."
 
 // Repair returns a conversation that a strict provider accepts: every call has a
 // name and an id of its own and is answered once, directly after its message;
@@ -37,7 +36,7 @@ func Repair(messages []model.Message) []model.Message {
 		answers := make([]model.Message, len(m.ToolCalls))
 		for k := range m.ToolCalls {
 			c := &m.ToolCalls[k]
-			answers[k] = model.Message{Role: model.RoleTool, ToolName: c.Name, Text: lostResult, IsError: true}
+			answers[k] = model.Message{Role: model.RoleTool, ToolName: c.Name, Text: prompt.LostResult, IsError: true}
 			if rs := results[c.ID]; len(rs) > 0 {
 				answers[k], results[c.ID] = rs[0], rs[1:]
 			}

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/herdgate/herdgate/internal/model"
+	"github.com/herdgate/herdgate/internal/prompt"
 )
 
 // F-020, F-070: open calls get a result that says so, results without a call go,
@@ -27,9 +28,9 @@ func TestRepair(t *testing.T) {
 		want []string // of the tool messages
 	}{
 		{"in order", []model.Message{ask, says(ok), res("a", "A")}, []string{"a=A"}},
-		{"crash before the result", []model.Message{ask, says(ok)}, []string{"a=" + lostResult}},
-		{"crash between two results", []model.Message{ask, says(ok, call("b", "ls", "")), res("b", "B")}, []string{"a=" + lostResult, "b=B"}},
-		{"a new turn after a crash", []model.Message{ask, says(ok), ask, res("a", "late")}, []string{"a=" + lostResult}},
+		{"crash before the result", []model.Message{ask, says(ok)}, []string{"a=" + prompt.LostResult}},
+		{"crash between two results", []model.Message{ask, says(ok, call("b", "ls", "")), res("b", "B")}, []string{"a=" + prompt.LostResult, "b=B"}},
+		{"a new turn after a crash", []model.Message{ask, says(ok), ask, res("a", "late")}, []string{"a=" + prompt.LostResult}},
 		{"results in another order", []model.Message{ask, says(ok, call("b", "ls", "")), res("b", "B"), res("a", "A")}, []string{"a=A", "b=B"}},
 		{"a second result", []model.Message{ask, says(ok), res("a", "A"), res("a", "again")}, []string{"a=A"}},
 		{"a result without a call", []model.Message{ask, res("x", "X"), says(ok), res("a", "A"), res("y", "Y")}, []string{"a=A"}},

@@ -90,13 +90,15 @@ const (
 // Model is one configured model.
 type Model struct {
 	Name      string `yaml:"name" jsonschema:"required,minLength=1,maxLength=128" jsonschema_description:"The name by which everything else refers to the model. Must be unique and not inherit."`
-	Provider  string `yaml:"provider" jsonschema:"required,enum=openai,enum=anthropic,enum=script" jsonschema_description:"openai: everything that speaks its API. script: the offline model."`
+	Provider  string `yaml:"provider" jsonschema:"required,enum=openai,enum=anthropic,enum=script" jsonschema_description:"openai, anthropic: everything that speaks their APIs. script: the offline model."`
 	Model     string `yaml:"model" jsonschema:"maxLength=256" jsonschema_description:"The provider's name of the model."`
 	BaseURL   string `yaml:"base_url" jsonschema:"maxLength=2000" jsonschema_description:"Address of the API. Empty: the provider's own."`
 	APIKeyEnv string `yaml:"api_key_env" jsonschema:"maxLength=200,pattern=^([A-Za-z_][A-Za-z0-9_]*)?$" jsonschema_extras:"x-hide=true,x-rule=the name of an environment variable" jsonschema_description:"The environment variable that holds the key."`
 	// MaxInputTokens is 0 when it is not known.
-	MaxInputTokens int    `yaml:"max_input_tokens,omitempty" jsonschema:"minimum=1,maximum=1000000000" jsonschema_description:"How many tokens the model reads at most."`
-	Price          *Price `yaml:"price,omitempty" jsonschema_description:"What tokens cost."`
+	MaxInputTokens int `yaml:"max_input_tokens,omitempty" jsonschema:"minimum=1,maximum=1000000000" jsonschema_description:"How many tokens the model reads at most."`
+	// MaxOutputTokens is 0 when the provider's default counts.
+	MaxOutputTokens int    `yaml:"max_output_tokens,omitempty" jsonschema:"minimum=1,maximum=1000000000" jsonschema_description:"How many tokens one answer has at most. Empty: openai the model's own bound, anthropic 16384."`
+	Price           *Price `yaml:"price,omitempty" jsonschema_description:"What tokens cost."`
 	// Script is the file of the offline model.
 	Script                string `yaml:"script,omitempty" jsonschema_extras:"x-path=true" jsonschema_description:"The rules of a model with provider script."`
 	RequestTimeoutSeconds int    `yaml:"request_timeout_seconds" jsonschema:"minimum=1,maximum=86400" jsonschema_description:"How long one call may take."`
@@ -115,6 +117,8 @@ type Lead struct {
 	Model            string `yaml:"model" jsonschema:"maxLength=128" jsonschema_description:"A name out of models. Empty: the first one."`
 	MaxTurns         int    `yaml:"max_turns" jsonschema:"minimum=1,maximum=1000000" jsonschema_description:"Model calls in one run."`
 	SystemPromptFile string `yaml:"system_prompt_file" jsonschema_extras:"x-path=true" jsonschema_description:"A file with a system prompt of your own, put before ours."`
+	// TokenBudget is nil when a run has none.
+	TokenBudget *TokenBudget `yaml:"token_budget" jsonschema_description:"What the lead itself may spend in one run. null: not bounded. Keys left out are as in subagents.token_budget."`
 }
 
 // Subagents configures sub-agent types and their limits.
@@ -159,6 +163,7 @@ type AgentOverride struct {
 	// Skills: nil leaves the definition's, empty means none.
 	Skills      Names        `yaml:"skills" jsonschema:"maxItems=1000" jsonschema_extras:"x-items=name" jsonschema_description:"Skills of the type. null: the definition's. []: none."`
 	TokenBudget *TokenBudget `yaml:"token_budget" jsonschema_description:"Budget of a task of this type, in place of subagents.token_budget."`
+	Network     *bool        `yaml:"network" jsonschema_description:"Whether commands of the type may use the network."`
 }
 
 // CustomAgent is a sub-agent type of the file.
@@ -176,6 +181,7 @@ type CustomAgent struct {
 	MaxTurns       int    `yaml:"max_turns" jsonschema:"minimum=1,maximum=1000000" jsonschema_description:"Model calls of a task."`
 	TimeoutSeconds int    `yaml:"timeout_seconds" jsonschema:"minimum=1,maximum=31536000" jsonschema_description:"How long a task may run."`
 	Pool           string `yaml:"pool" jsonschema:"minLength=1,maxLength=64" jsonschema_description:"Pool in which its tasks run: default, or a name out of subagent_runtime.pools."`
+	Network        bool   `yaml:"network" jsonschema_description:"Whether commands of the type may use the network."`
 }
 
 // The admission policies.
@@ -239,6 +245,7 @@ type Executor struct {
 	StallTimeoutSeconds int    `yaml:"stall_timeout_seconds" jsonschema:"minimum=1,maximum=86400" jsonschema_description:"A running task in which nothing happens for this long ends as failed: no piece of an answer, no output, no step."`
 	Pool                string `yaml:"pool" jsonschema:"minLength=1,maxLength=64,pattern=^[A-Za-z0-9_-]+$" jsonschema_description:"Pool whose tasks the process runs."`
 	RetryLost           string `yaml:"retry_lost" jsonschema:"enum=not_started,enum=never,enum=always" jsonschema_description:"Which tasks run again when their executor was lost."`
+	TimeZone            string `yaml:"time_zone" jsonschema:"maxLength=100" jsonschema_description:"Time zone of the date that sub-agents are told, as Europe/Berlin. Empty: that of the machine."`
 }
 
 // Where workspaces lie and what confines the processes in them.
@@ -256,15 +263,32 @@ type Workspace struct {
 	Sandbox            string `yaml:"sandbox" jsonschema:"enum=landlock,enum=none" jsonschema_description:"What confines the processes that tools start."`
 	AllowHostBash      bool   `yaml:"allow_host_bash" jsonschema_description:"Offer bash although nothing confines it."`
 	ToolOutputMaxChars int    `yaml:"tool_output_max_chars" jsonschema:"minimum=100,maximum=10000000" jsonschema_description:"Characters of a tool's output that the model sees."`
+
+	Limits   WorkspaceLimits `yaml:"limits" jsonschema_description:"Bounds of one command that a tool runs."`
+	WebFetch WebFetch        `yaml:"web_fetch" jsonschema_description:"The tool that fetches pages of the web."`
+}
+
+// WebFetch configures the tool that fetches pages.
+type WebFetch struct {
+	Enabled      bool `yaml:"enabled" jsonschema_description:"Offer web_fetch to the sub-agent types that name it in their tools. Whatever a task knows can leave with an address."`
+	AllowPrivate bool `yaml:"allow_private" jsonschema_description:"Allow addresses inside private networks and of the machine itself."`
+}
+
+// WorkspaceLimits bound the commands that tools run.
+type WorkspaceLimits struct {
+	Processes  int `yaml:"processes" jsonschema:"minimum=1,maximum=1000000" jsonschema_description:"Processes of one command."`
+	MemoryMB   int `yaml:"memory_mb" jsonschema:"minimum=16,maximum=100000000" jsonschema_description:"MiB of memory that each process of a command may fill."`
+	FileMB     int `yaml:"file_mb" jsonschema:"minimum=1,maximum=100000000" jsonschema_description:"MiB of the largest file that a command may write."`
+	CPUSeconds int `yaml:"cpu_seconds" jsonschema:"minimum=1,maximum=31536000" jsonschema_description:"Processor time of each process of a command."`
 }
 
 // LoopDetection configures the guard against repetition.
 type LoopDetection struct {
 	Enabled           bool                `yaml:"enabled" jsonschema_description:"Whether the guard is on."`
-	WarnThreshold     int                 `yaml:"warn_threshold" jsonschema:"minimum=1,maximum=1000000" jsonschema_description:"Equal calls after which the agent is warned."`
-	HardLimit         int                 `yaml:"hard_limit" jsonschema:"minimum=1,maximum=1000000" jsonschema_description:"Equal calls after which the agent is stopped. Not below warn_threshold."`
-	WindowSize        int                 `yaml:"window_size" jsonschema:"minimum=1,maximum=100000" jsonschema_description:"Latest calls that are compared."`
-	MaxTrackedThreads int                 `yaml:"max_tracked_threads" jsonschema:"minimum=1,maximum=1000000" jsonschema_description:"Threads that the lead's guard remembers."`
+	WarnThreshold     int                 `yaml:"warn_threshold" jsonschema:"minimum=1,maximum=1000000" jsonschema_description:"Answers with the same calls and the same results after which the agent is warned."`
+	HardLimit         int                 `yaml:"hard_limit" jsonschema:"minimum=1,maximum=1000000" jsonschema_description:"Answers with the same calls and the same results after which the agent is stopped. Not below warn_threshold."`
+	WindowSize        int                 `yaml:"window_size" jsonschema:"minimum=1,maximum=100000" jsonschema_description:"Latest answers with calls that are compared."`
+	MaxTrackedThreads int                 `yaml:"max_tracked_threads" jsonschema:"minimum=1,maximum=1000000" jsonschema_description:"Without effect: what a guard remembers belongs to one run or task and ends with it. Kept so that older files load."`
 	ToolFreqWarn      int                 `yaml:"tool_freq_warn" jsonschema:"minimum=1,maximum=1000000" jsonschema_description:"Calls of one tool after which the agent is warned."`
 	ToolFreqHardLimit int                 `yaml:"tool_freq_hard_limit" jsonschema:"minimum=1,maximum=1000000" jsonschema_description:"Calls of one tool after which the agent is stopped. Not below tool_freq_warn."`
 	ToolFreqOverrides map[string]ToolFreq `yaml:"tool_freq_overrides" jsonschema_extras:"x-names=\\S" jsonschema_description:"Other numbers for single tools, by name."`
@@ -303,7 +327,7 @@ type Summarization struct {
 	SkillFileReadTools    []string `yaml:"skill_file_read_tool_names" jsonschema:"maxItems=100" jsonschema_extras:"x-items=name" jsonschema_description:"Tools whose reads of skill files are kept."`
 }
 
-// Where receipts are shown to the lead.
+// When receipts are shown to the lead.
 const (
 	RenderDelegationOnly = "delegation_only"
 	RenderAlways         = "always"
@@ -311,8 +335,8 @@ const (
 
 // Verification configures receipts.
 type Verification struct {
-	ReceiptsEnabled    bool   `yaml:"receipts_enabled" jsonschema_description:"Whether tools leave receipts."`
-	ReceiptsRenderMode string `yaml:"receipts_render_mode" jsonschema:"enum=delegation_only,enum=always" jsonschema_description:"Where the lead sees receipts: only of delegations, or also of its own tools."`
+	ReceiptsEnabled    bool   `yaml:"receipts_enabled" jsonschema_description:"Whether there are receipts at all: made of tool calls, shown, stored, and compared with the citations of reports."`
+	ReceiptsRenderMode string `yaml:"receipts_render_mode" jsonschema:"enum=delegation_only,enum=always" jsonschema_description:"When the lead sees the receipts of its calls: only after a delegation of the current turn, or always. Sub-agents always see theirs."`
 }
 
 // ToolSearch configures tools that are found on demand.
@@ -449,8 +473,30 @@ func (c Config) Notes() []string {
 	if c.HTTP.Auth.Mode == AuthNone && len(c.HTTP.Auth.Tokens) > 0 {
 		notes = append(notes, "http.auth.tokens are not used: http.auth.mode is none")
 	}
+	notes = append(notes, c.Summarization.notes(c.Models)...)
 	for _, key := range c.withoutEffect() {
 		notes = append(notes, key+" is set, but has no effect in this version")
+	}
+	return notes
+}
+
+// notes tells what keeps compaction from acting.
+func (s Summarization) notes(models []Model) []string {
+	if !s.Enabled {
+		return nil
+	}
+	if len(s.Trigger) == 0 {
+		return []string{"summarization.enabled is true, but nothing is ever compacted: summarization.trigger is not set"}
+	}
+	fraction := s.Keep.Type == ThresholdFraction
+	for _, t := range s.Trigger {
+		fraction = fraction || t.Type == ThresholdFraction
+	}
+	var notes []string
+	for _, m := range models {
+		if fraction && m.MaxInputTokens == 0 {
+			notes = append(notes, fmt.Sprintf("summarization measures a fraction, but models.%s has no max_input_tokens: for this model such a trigger has no effect, and such a keep is 20 messages", m.Name))
+		}
 	}
 	return notes
 }

@@ -51,8 +51,11 @@ func Default() Config {
 			MaxResultChars:          100_000,
 			ResultPreviewMaxChars:   2000,
 		},
-		Executor:  Executor{MaxTasks: 8, DrainTimeoutSeconds: 60, StallTimeoutSeconds: 600, Pool: string(contract.DefaultPool), RetryLost: RetryNotStarted},
-		Workspace: Workspace{Backend: WorkspaceLocal, Sandbox: SandboxLandlock, ToolOutputMaxChars: 20_000},
+		Executor: Executor{MaxTasks: 8, DrainTimeoutSeconds: 60, StallTimeoutSeconds: 600, Pool: string(contract.DefaultPool), RetryLost: RetryNotStarted},
+		Workspace: Workspace{
+			Backend: WorkspaceLocal, Sandbox: SandboxLandlock, ToolOutputMaxChars: 20_000,
+			Limits: WorkspaceLimits{Processes: 512, MemoryMB: 4096, FileMB: 4096, CPUSeconds: 3600},
+		},
 		LoopDetection: LoopDetection{
 			Enabled:           true,
 			WarnThreshold:     3,
@@ -170,7 +173,7 @@ func (b *TokenBudget) UnmarshalYAML(n *yaml.Node) error {
 // fillBudgets completes the budgets whose max_tokens was left out.
 func (c *Config) fillBudgets() {
 	def := defaultTokenBudget(c.Summarization.Enabled).MaxTokens
-	budgets := []*TokenBudget{c.Subagents.TokenBudget}
+	budgets := []*TokenBudget{c.Subagents.TokenBudget, c.Lead.TokenBudget}
 	for _, o := range c.Subagents.Agents {
 		budgets = append(budgets, o.TokenBudget)
 	}

@@ -1,20 +1,13 @@
 package config
 
-import "reflect"
-
 // later lists the sections and keys that are read and checked, so that files can
 // be written for them, but that nothing acts on yet.
 var later = []struct {
 	key  string
 	used func(c, def Config) bool
 }{
-	{"subagents.token_budget", func(c, _ Config) bool { return c.Subagents.TokenBudget != nil }},
 	{"subagents.paths", func(c, _ Config) bool { return len(c.Subagents.Paths) > 0 }},
 	{"subagent_batches", func(c, def Config) bool { return c.SubagentBatches != def.SubagentBatches }},
-	{"workspace.backend: object_store", func(c, _ Config) bool { return c.Workspace.Backend == WorkspaceObjectStore }},
-	{"loop_detection", func(c, def Config) bool { return !reflect.DeepEqual(c.LoopDetection, def.LoopDetection) }},
-	{"summarization", func(c, _ Config) bool { return c.Summarization.Enabled }},
-	{"verification", func(c, def Config) bool { return c.Verification != def.Verification }},
 	{"tool_search", func(c, _ Config) bool { return c.ToolSearch.Enabled }},
 	{"skills.paths", func(c, _ Config) bool { return len(c.Skills.Paths) > 0 }},
 	{"mcp.servers", func(c, _ Config) bool { return len(c.MCP.Servers) > 0 }},

@@ -24,7 +24,7 @@ func KnownTools() []string {
 		"bash", "read_file", "write_file", "str_replace", "ls", "glob", "grep",
 		"task", "batch_task", "batch_status", "cancel_batch",
 		"ask_clarification", "present_files",
-		"tool_search", "describe_skill", "review_skill_package",
+		"web_fetch", "tool_search", "describe_skill", "review_skill_package",
 	}
 }
 
@@ -40,6 +40,9 @@ func (k *checker) rules(c Config) {
 	k.subagentRules(c)
 	k.runtimeRules(c.SubagentRuntime)
 	k.poolRef(c, c.Executor.Pool, p("executor.pool"))
+	if _, err := c.Executor.Location(); err != nil {
+		k.refuse("must be the name of a time zone, as Europe/Berlin or UTC, or empty", strconv.Quote(c.Executor.TimeZone), p("executor.time_zone"))
+	}
 	k.batchRules(c.SubagentBatches)
 	k.loopRules(c.LoopDetection)
 	k.summarizationRules(c.Summarization)
@@ -279,6 +282,9 @@ func (k *checker) modelRef(c Config, name string, mayInherit bool, path []string
 
 func (k *checker) subagentRules(c Config) {
 	s := c.Subagents
+	if b := c.Lead.TokenBudget; b != nil {
+		k.budget(*b, p("lead.token_budget"))
+	}
 	if s.TokenBudget != nil {
 		k.budget(*s.TokenBudget, p("subagents.token_budget"))
 	}

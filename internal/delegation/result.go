@@ -132,6 +132,8 @@ type Facts struct {
 	StopReason contract.StopReason
 	ModelName  string
 	Usage      *contract.Usage
+	// Verdict is on the citations of a completed task's result.
+	Verdict *contract.ReceiptVerdict
 }
 
 // Metadata writes the structured facts of a tool result: they, not its text,
@@ -151,6 +153,9 @@ func Metadata(f Facts) (map[string]any, error) {
 		if strings.TrimSpace(f.Result) != "" {
 			sum := sha256.Sum256([]byte(f.Result))
 			m[ResultBriefKey], m[ResultSHA256Key] = Bound(f.Result, MaxMetadataChars), hex.EncodeToString(sum[:])
+		}
+		if f.Verdict != nil && f.Verdict.Validate() == nil {
+			m[ReceiptVerdictKey] = *f.Verdict
 		}
 	} else if strings.TrimSpace(f.Error) != "" {
 		m[ErrorKey] = Bound(f.Error, MaxMetadataChars)

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/herdgate/herdgate/internal/model"
+	"github.com/herdgate/herdgate/internal/prompt"
 	"github.com/herdgate/herdgate/pkg/contract"
 )
 
@@ -22,8 +23,7 @@ const (
 
 // LimitNotice is appended to an answer whose delegations were dropped because
 // the run has none left.
-const LimitNotice = "[Delegation limit reached] This run has used all of its delegations, so the task calls above were dropped. " +
-	"Go on with the results you have: do small remaining work yourself, or say what is left."
+const LimitNotice = prompt.LimitNotice
 
 // Limits are the numbers that [Trim] enforces.
 type Limits struct {

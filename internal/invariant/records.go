@@ -503,7 +503,7 @@ func (j *judge) grants() {
 
 // Slim leaves out of a record what no rule needs, so that many fit into memory.
 func Slim(rec contract.TaskRecord) contract.TaskRecord {
-	rec.Result, rec.ResultRef, rec.Error, rec.Description, rec.Usage, rec.Receipts = "", nil, "", "", nil, nil
+	rec.Result, rec.ResultRef, rec.Error, rec.Description, rec.Usage, rec.Receipts, rec.ReceiptVerdict = "", nil, "", "", nil, nil, nil
 	rec.TraceParent, rec.TraceState = "", ""
 	for _, s := range []*string{&rec.Writer, &rec.Executor, &rec.SubagentType} {
 		*s = strings.Clone(*s)

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/herdgate/herdgate/pkg/contract"
@@ -38,14 +39,34 @@ type Message struct {
 	// IsError marks a tool message that tells of a failure.
 	IsError bool `json:"is_error,omitempty"`
 	// FinishReason is why the model stopped: "stop", "tool_calls", "length",
-	// "content_filter", or whatever the provider said.
+	// "content_filter", "refusal", or whatever else the provider said.
 	FinishReason string `json:"finish_reason,omitempty"`
+	// Native is what else the provider sent and may want to see again.
+	Native *Native `json:"native,omitempty"`
 	// ErrorFallback marks an assistant message that the loop made out of a
 	// provider's failure; ErrorDetail is the provider's own text.
 	ErrorFallback bool   `json:"error_fallback,omitempty"`
 	ErrorDetail   string `json:"error_detail,omitempty"`
 	// Metadata is for the program, never sent to a provider.
 	Metadata map[string]any `json:"metadata,omitempty"`
+}
+
+// Native is the answer in its provider's own form, as far as the provider demands
+// it back: reasoning with its signature, and where it stood between text and
+// calls. Only the model that wrote it reads it and is sent it (F-124).
+type Native struct {
+	// Source is the model and server that wrote it.
+	Source string `json:"source"`
+	// Blocks are unchanged and in order.
+	Blocks []json.RawMessage `json:"blocks"`
+}
+
+// From returns the blocks if source wrote them.
+func (n *Native) From(source string) []json.RawMessage {
+	if n == nil || n.Source != source {
+		return nil
+	}
+	return n.Blocks
 }
 
 // ToolCall is one call that a model asks for. Args is what the model wrote; it
@@ -113,6 +134,37 @@ const (
 	// KindPermanent will not: a bad key, an unknown model, a refused request.
 	KindPermanent ErrorKind = "permanent"
 )
+
+// Marks in the metadata of messages that no person wrote.
+const (
+	// MetaHidden marks a user message that the program added.
+	MetaHidden = "hidden"
+	// MetaReminder marks a message, such as the date, that must stay in view.
+	MetaReminder = "dynamic_reminder"
+)
+
+// Marked reports whether the message's metadata has the mark.
+func (m Message) Marked(mark string) bool { v, _ := m.Metadata[mark].(bool); return v }
+
+// TooLong reports whether err says that a provider refused a request because the
+// conversation does not fit into what the model can read. Providers have a code
+// for it only at times, so that its usual words count as well.
+func TooLong(err error) bool {
+	var e *Error
+	if !errors.As(err, &e) || e.Kind != KindPermanent {
+		return false
+	}
+	text := strings.ToLower(e.Code + " " + e.Message)
+	for _, words := range []string{
+		"context_length_exceeded", "context length", "context limit", "context window", "context size", "context_window",
+		"prompt is too long", "input is too long", "request_too_large", "too many tokens", "maximum number of tokens",
+	} {
+		if strings.Contains(text, words) {
+			return true
+		}
+	}
+	return false
+}
 
 // Error is a provider's failure after all retries.
 type Error struct {

@@ -64,6 +64,9 @@ type Outcome struct {
 	LastOther string
 	// Guards are the hard stops that guards recorded, in any order.
 	Guards []contract.StopReason
+	// NoText: the last answer has no text of the model's own, only the words of a
+	// guard that stopped it. With a reason in Guards that is a failure.
+	NoText bool
 	// MaxTurns, TimeoutSeconds, QueueTimeoutSeconds are the limits that the
 	// texts name.
 	MaxTurns            int
@@ -91,6 +94,7 @@ const (
 	ErrorFallbackDetail  ErrorKind = "fallback_detail"
 	ErrorFallbackGeneric ErrorKind = "fallback_generic"
 	ErrorMaxTurns        ErrorKind = "max_turns"
+	ErrorCapped          ErrorKind = "capped"
 	ErrorException       ErrorKind = "exception_text"
 	ErrorCancelled       ErrorKind = "cancelled_by_user"
 	ErrorTimeout         ErrorKind = "timeout_seconds"
@@ -131,6 +135,8 @@ type End struct {
 	Usage     *contract.Usage
 	ModelName string
 	Receipts  []contract.Receipt
+	// Verdict is on the citations of a completed task's result.
+	Verdict *contract.ReceiptVerdict
 
 	// ToolStatus is the status of the tool result; empty: there is none.
 	ToolStatus contract.ToolStatus
@@ -222,7 +228,13 @@ func finished(o Outcome) End {
 	if text == "" {
 		text = Placeholder
 	}
-	return completed(text, firstGuard(o.Guards))
+	reason := firstGuard(o.Guards)
+	if reason != "" && o.NoText {
+		e := ended(contract.StateFailed, ErrorCapped, "", text)
+		e.StopReason = reason
+		return e
+	}
+	return completed(text, reason)
 }
 
 func outOfTurns(o Outcome) End {

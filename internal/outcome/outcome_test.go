@@ -86,6 +86,20 @@ func TestMapTurnBudget(t *testing.T) {
 	}
 }
 
+// GUARD-12, F-068: words of a guard alone are nothing usable; without a reason they
+// are an answer like any other.
+func TestMapCapWithoutText(t *testing.T) {
+	t.Parallel()
+	o := Outcome{Kind: StreamFinished, LastAnswer: &Answer{Text: "stopped"}, NoText: true, Guards: []contract.StopReason{contract.StopSafetyCapped, contract.StopTokenCapped}}
+	if e := Map(o); e.State != contract.StateFailed || e.Error != "stopped" || e.ErrorKind != ErrorCapped || e.StopReason != contract.StopTokenCapped || e.Result != "" {
+		t.Errorf("end = %+v", e)
+	}
+	o.Guards = o.Guards[:1]
+	if e := Map(o); e.State != contract.StateCompleted || e.Result != "stopped" || e.StopReason != "" {
+		t.Errorf("without a reason of a task: %+v", e)
+	}
+}
+
 // CANCEL-08, EVT-22: the end is written although the parent is gone, and there
 // is no tool result.
 func TestMapParentCancelled(t *testing.T) {
@@ -177,6 +191,23 @@ func TestTerminateCuts(t *testing.T) {
 	rec, err = Terminate(contract.TaskRecord{State: contract.StateRunning}, End{State: contract.StateCompleted, Result: strings.Repeat("x", contract.MaxInlineResultBytes)}, at)
 	if err != nil || rec.ResultTruncated {
 		t.Errorf("a result at the bound was cut: %v", err)
+	}
+}
+
+// RECEIPT-13, RECEIPT-14: receipts and verdict are part of the end; evidence of what
+// was done outlives a stop, the verdict on a result that is dropped does not.
+func TestEndHoldsReceipts(t *testing.T) {
+	t.Parallel()
+	done := End{State: contract.StateCompleted, Result: "x", Receipts: []contract.Receipt{{ID: "r1"}}, Verdict: &contract.ReceiptVerdict{CitationResolved: true}}
+	rec, err := Terminate(contract.TaskRecord{State: contract.StateRunning}, done, at)
+	if err != nil || len(rec.Receipts) != 1 || rec.ReceiptVerdict != done.Verdict {
+		t.Errorf("%v: %+v", err, rec)
+	}
+	if e := (End{State: contract.StateCancelled}).With(done); len(e.Receipts) != 1 || e.Verdict != nil {
+		t.Errorf("stopped: %+v", e)
+	}
+	if e := (End{Receipts: []contract.Receipt{}}).With(done); len(e.Receipts) != 0 {
+		t.Errorf("none of its own are replaced: %+v", e)
 	}
 }
 

@@ -36,6 +36,7 @@ func Terminate(rec contract.TaskRecord, end End, at time.Time) (contract.TaskRec
 		rec.Result, rec.ResultTruncated = event.CutBytes(rec.Result, contract.MaxInlineResultBytes), true
 	}
 	rec.Error, _ = event.Truncate(end.Error, contract.MaxErrorChars)
+	rec.ReceiptVerdict = end.Verdict
 	rec.ErrorCode, rec.StopReason, rec.AdmissionFailure = end.ErrorCode, end.StopReason, end.AdmissionFailure
 	return Progress{Usage: end.Usage, ModelName: end.ModelName, Receipts: end.Receipts}.onto(rec), nil
 }

@@ -366,13 +366,13 @@ func (e *Env) Subagents() (*subagent.Registry, error) {
 	s := e.Config.Subagents
 	cfg := subagent.Config{TimeoutSeconds: &s.TimeoutSeconds, MaxTurns: s.MaxTurns, Agents: map[string]subagent.Override{}}
 	for name, o := range s.Agents {
-		cfg.Agents[name] = subagent.Override{TimeoutSeconds: o.TimeoutSeconds, MaxTurns: o.MaxTurns, Model: o.Model, Pool: (*contract.Pool)(o.Pool), Skills: o.Skills}
+		cfg.Agents[name] = subagent.Override{TimeoutSeconds: o.TimeoutSeconds, MaxTurns: o.MaxTurns, Model: o.Model, Pool: (*contract.Pool)(o.Pool), Skills: o.Skills, Network: o.Network}
 	}
 	for _, a := range s.CustomAgentList() {
 		denied := []string(a.DisallowedTools)
 		cfg.Custom = append(cfg.Custom, subagent.Custom{
 			Name: a.Name, Description: a.Description, SystemPrompt: a.SystemPrompt, Tools: a.Tools, DisallowedTools: &denied,
-			Skills: a.Skills, Model: a.Model, Pool: contract.Pool(a.Pool), MaxTurns: &a.MaxTurns, TimeoutSeconds: &a.TimeoutSeconds,
+			Skills: a.Skills, Model: a.Model, Pool: contract.Pool(a.Pool), MaxTurns: &a.MaxTurns, TimeoutSeconds: &a.TimeoutSeconds, Network: a.Network,
 		})
 	}
 	return subagent.NewRegistry(cfg)

@@ -9,6 +9,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/herdgate/herdgate/internal/config"
 	"github.com/herdgate/herdgate/internal/natstest"
 	"github.com/herdgate/herdgate/internal/provision"
 	"github.com/herdgate/herdgate/pkg/contract"
@@ -130,4 +131,23 @@ func errText(err error) string {
 		return "ready"
 	}
 	return err.Error()
+}
+
+// REG-10: what the configuration says about the network of a type reaches its tasks.
+func TestNetworkOfTypes(t *testing.T) {
+	t.Parallel()
+	cfg, faults := config.Check("h.yaml", []byte(`subagents: {agents: {general-purpose: {network: true}, shut: {network: false}},
+  custom_agents: {open: {description: d, system_prompt: p, network: true}, shut: {description: d, system_prompt: p, network: true}}}`), nil)
+	if len(faults) > 0 {
+		t.Fatal(faults)
+	}
+	r, err := (&Env{Config: cfg}).Subagents()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]bool{"general-purpose": true, "bash": false, "open": true, "shut": false} {
+		if d, ok := r.Get(name); !ok || d.Resolve().Network != want {
+			t.Errorf("%s: network %v, want %v", name, d.Resolve().Network, want)
+		}
+	}
 }

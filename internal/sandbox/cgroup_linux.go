@@ -1,8 +1,10 @@
 package sandbox
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 )
@@ -66,6 +68,24 @@ func makeCgroup(mark string) string {
 		return ""
 	}
 	return dir
+}
+
+// boundCgroup bounds what is in a group, as far as the controllers for that reach
+// it. It reports whether the number of processes is bounded.
+func boundCgroup(dir string, l Limits) bool {
+	if dir == "" {
+		return false
+	}
+	set := func(file string, n uint64) bool {
+		f, err := os.OpenFile(filepath.Join(dir, file), os.O_WRONLY, 0)
+		if err != nil {
+			return false
+		}
+		_, err = f.WriteString(strconv.FormatUint(n, 10))
+		return errors.Join(err, f.Close()) == nil
+	}
+	set("memory.max", l.MemoryBytes) // of all together; each is bounded anyway
+	return set("pids.max", l.Processes)
 }
 
 // killCgroup kills all that is in a group.

@@ -9,3 +9,6 @@ func HasCgroup() bool {
 
 // CgroupFolder is cgroupFolder.
 var CgroupFolder = cgroupFolder
+
+// BoundCgroup is boundCgroup.
+var BoundCgroup = boundCgroup

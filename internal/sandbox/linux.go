@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -32,6 +33,7 @@ const (
 
 // Exit codes of the children for faults of theirs, as shells have them.
 const (
+	countInterval = 500 * time.Millisecond // between two looks at the number of processes
 	exitCannotRun = 126
 	ctlFD         = 3
 )
@@ -43,8 +45,10 @@ type plan struct {
 	Confined  bool
 	ReadOnly  []string
 	ReadWrite []string
-	FileBytes uint64
-	OpenFiles uint64
+	Network   bool
+	Limits    Limits
+	// Count lets the supervisor bound the number of processes: nothing else does.
+	Count bool
 	// Until is when the command's lease ends, by clock; 0 is never. What comes
 	// through the control pipe takes its place.
 	Until int64
@@ -64,7 +68,38 @@ func landlockAvailable() (bool, string) {
 	case v < 1:
 		return false, "the kernel has no Landlock"
 	}
-	return true, ""
+	return filterAvailable()
+}
+
+// Protection tells what this kernel gives to confined commands, and what it does not.
+func Protection() (has string, gaps []string) {
+	v, err := llsys.LandlockGetABIVersion()
+	if err != nil || v < 1 {
+		return "no Landlock", nil
+	}
+	has = fmt.Sprintf("Landlock %d, filter of system calls", v)
+	for _, g := range []struct {
+		since int
+		gap   string
+	}{
+		{3, "files outside that the user may write can be emptied (needs Linux 6.2)"},
+		{6, "processes of the same user, the executor as well, can be sent signals (needs Linux 6.12)"},
+	} {
+		if v < g.since {
+			gaps = append(gaps, g.gap)
+		}
+	}
+	dir := makeCgroup("probe-" + strconv.Itoa(os.Getpid()))
+	defer removeCgroup(dir)
+	switch {
+	case dir == "":
+		has += ", no control groups"
+	case boundCgroup(dir, Limits{}.orDefaults()):
+		has += ", control groups with a bound on processes"
+	default:
+		has += ", control groups"
+	}
+	return has, gaps
 }
 
 func (p *Process) start(s *Sandbox, c Command) error {
@@ -72,14 +107,7 @@ func (p *Process) start(s *Sandbox, c Command) error {
 		return p.startDirect(c)
 	}
 	pl := plan{
-		Dir: c.Dir, Confined: s.confined, ReadOnly: c.ReadOnly, ReadWrite: c.ReadWrite,
-		FileBytes: c.Limits.FileBytes, OpenFiles: c.Limits.OpenFiles,
-	}
-	if pl.FileBytes == 0 {
-		pl.FileBytes = 4 << 30
-	}
-	if pl.OpenFiles == 0 {
-		pl.OpenFiles = 4096
+		Dir: c.Dir, Confined: s.confined, ReadOnly: c.ReadOnly, ReadWrite: c.ReadWrite, Network: c.Network, Limits: c.Limits.orDefaults(),
 	}
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -88,6 +116,8 @@ func (p *Process) start(s *Sandbox, c Command) error {
 	defer r.Close()
 	p.ctl = w // before the lease may want to tell something through it
 	p.cgroup = makeCgroup(p.mark)
+	// Root is exempt from the limit that the kernel has for users.
+	pl.Count = !boundCgroup(p.cgroup, pl.Limits) && os.Getuid() == 0
 	pl.Until, pl.Cgroup = p.lease.add(p), p.cgroup
 	b, err := json.Marshal(pl)
 	if err != nil {
@@ -183,7 +213,7 @@ func supervise(p plan, raw string, argv []string) int {
 	empty := make(chan struct{})
 	go reap(pid, ended, empty)
 
-	status, over := ctl.awaitEnd(p.Until, ended)
+	status, over := ctl.awaitEnd(p, ended)
 	deadline := time.NewTimer(superviseTimeout - 500*time.Millisecond)
 	tick := time.NewTicker(2 * time.Millisecond)
 	for {
@@ -265,9 +295,17 @@ func (c *control) silent() bool {
 	return len(c.extended) == 0 && !c.wait(0)
 }
 
-// awaitEnd waits until the command has ended, the program wants it to, or its lease
-// is over. It is true with the command's status if that ended by itself.
-func (c *control) awaitEnd(until int64, ended <-chan syscall.WaitStatus) (syscall.WaitStatus, bool) {
+// awaitEnd waits until the command has ended, the program wants it to, its lease
+// is over, or it has too many processes. It is true with the command's status if
+// that ended by itself.
+func (c *control) awaitEnd(p plan, ended <-chan syscall.WaitStatus) (syscall.WaitStatus, bool) {
+	until := p.Until
+	var count <-chan time.Time
+	if p.Count {
+		tick := time.NewTicker(countInterval)
+		defer tick.Stop()
+		count = tick.C
+	}
 	lease := time.NewTimer(time.Hour)
 	defer lease.Stop()
 	for {
@@ -281,6 +319,12 @@ func (c *control) awaitEnd(until int64, ended <-chan syscall.WaitStatus) (syscal
 		case <-c.released:
 			return 0, false
 		case until = <-c.extended:
+			continue
+		case <-count:
+			if n := len(descendants(os.Getpid())); uint64(n) > p.Limits.Processes {
+				fmt.Fprintf(os.Stderr, "\nsandbox: ended, because it had %d processes; at most %d are allowed\n", n, p.Limits.Processes)
+				return 0, false
+			}
 			continue
 		case <-lease.C:
 		}
@@ -299,7 +343,9 @@ func (c *control) awaitEnd(until int64, ended <-chan syscall.WaitStatus) (syscal
 func startConfiner(p plan, raw string, argv []string) (int, error) {
 	attr := &syscall.ProcAttr{
 		Dir: p.Dir, Env: os.Environ(), Files: []uintptr{0, 1, 2},
-		Sys: &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL},
+		// A session of its own: a terminal of ours is none of the command's, which
+		// could put words into it that our user's shell would run.
+		Sys: &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL},
 	}
 	args := append([]string{confineName, raw}, argv...)
 	if p.Cgroup != "" {
@@ -430,7 +476,7 @@ var (
 		"/etc/os-release", "/etc/debian_version", "/etc/bash.bashrc", "/etc/profile", "/etc/inputrc", "/etc/gitconfig", "/etc/magic",
 		"/dev/urandom", "/dev/random",
 	}
-	deviceFiles = []string{"/dev/null", "/dev/zero", "/dev/full", "/dev/tty"}
+	deviceFiles = []string{"/dev/null", "/dev/zero", "/dev/full"}
 )
 
 // confine restricts this process and becomes the command.
@@ -440,22 +486,55 @@ func confine(p plan, _ string, argv []string) int {
 		fmt.Fprintln(os.Stderr, "sandbox:", err)
 		return exitCannotRun
 	}
-	err := syscall.Exec(argv[0], argv, os.Environ())
+	err := closeOthers()
+	if err == nil {
+		err = syscall.Exec(argv[0], argv, os.Environ())
+	}
 	fmt.Fprintf(os.Stderr, "sandbox: run %s: %v\n", argv[0], err)
 	return exitCannotRun
+}
+
+// closeOthers lets the command inherit no descriptor but its three: what somebody
+// left open to us, a file or a socket, would lead out.
+func closeOthers() error {
+	if unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC) == nil {
+		return nil
+	}
+	names, err := os.ReadDir("/proc/self/fd") // before Linux 5.11
+	if err != nil {
+		return fmt.Errorf("find open descriptors: %w", err)
+	}
+	for _, n := range names {
+		if fd, err := strconv.Atoi(n.Name()); err == nil && fd > 2 {
+			unix.CloseOnExec(fd)
+		}
+	}
+	return nil
 }
 
 func restrict(p plan) error {
 	// When memory runs out the command goes before the service. Best effort.
 	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("500"), 0)
-	if err := bound(unix.RLIMIT_CORE, 0); err != nil {
-		return fmt.Errorf("bound core dumps: %w", err)
+	type limit struct {
+		what     string
+		resource int
+		most     uint64
 	}
-	if err := bound(unix.RLIMIT_FSIZE, p.FileBytes); err != nil {
-		return fmt.Errorf("bound file size: %w", err)
+	limits := []limit{
+		{"core dumps", unix.RLIMIT_CORE, 0},
+		{"file size", unix.RLIMIT_FSIZE, p.Limits.FileBytes},
+		{"open files", unix.RLIMIT_NOFILE, p.Limits.OpenFiles},
+		// What is written to, not what is mapped: some runtimes reserve far more than they use.
+		{"memory", unix.RLIMIT_DATA, p.Limits.MemoryBytes},
+		{"CPU time", unix.RLIMIT_CPU, p.Limits.CPUSeconds},
 	}
-	if err := bound(unix.RLIMIT_NOFILE, p.OpenFiles); err != nil {
-		return fmt.Errorf("bound open files: %w", err)
+	if uid := os.Getuid(); uid != 0 {
+		limits = append(limits, limit{"processes", unix.RLIMIT_NPROC, threadsOf(uid) + p.Limits.Processes})
+	}
+	for _, l := range limits {
+		if err := bound(l.resource, l.most); err != nil {
+			return fmt.Errorf("bound %s: %w", l.what, err)
+		}
 	}
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("no new privileges: %w", err)
@@ -478,10 +557,35 @@ func restrict(p plan) error {
 	if err != nil {
 		return fmt.Errorf("landlock: %w", err)
 	}
+	if !p.Network {
+		if err := all.RestrictNet(); err != nil {
+			return fmt.Errorf("landlock: %w", err)
+		}
+	}
 	if err := dropCapabilities(); err != nil {
 		return fmt.Errorf("drop capabilities: %w", err)
 	}
-	return nil
+	return restrictCalls(p.Network)
+}
+
+// threadsOf counts what the kernel holds against a user's number of processes.
+func threadsOf(uid int) (n uint64) {
+	eachProcess(func(pid int) {
+		dir := filepath.Join("/proc", strconv.Itoa(pid))
+		var st unix.Stat_t
+		if unix.Stat(dir, &st) != nil || int(st.Uid) != uid {
+			return
+		}
+		stat, err := os.ReadFile(filepath.Join(dir, "stat"))
+		if err != nil {
+			return
+		}
+		if f := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:])); len(f) > 17 {
+			threads, _ := strconv.ParseUint(f[17], 10, 64) // the kernel writes a number
+			n += threads
+		}
+	})
+	return n
 }
 
 // dropCapabilities leaves a root user only what deals with the owners of files:

@@ -15,6 +15,9 @@ func TestMain(m *testing.M) {
 	if os.Getenv("SANDBOX_TEST_NO_MAIN") == "" {
 		sandbox.Main()
 	}
+	if os.Getenv("SANDBOX_TEST_PROBE") != "" {
+		probe() // never returns
+	}
 	if os.Getenv("SANDBOX_TEST_HOST") != "" {
 		host() // never returns
 	}

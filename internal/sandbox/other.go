@@ -6,6 +6,9 @@ import "time"
 
 func landlockAvailable() (bool, string) { return false, "Landlock exists on Linux only" }
 
+// Protection tells what this system gives to confined commands, and what it does not.
+func Protection() (has string, gaps []string) { return "no Landlock", nil }
+
 func childMain([]string) bool { return false }
 
 func (p *Process) start(_ *Sandbox, c Command) error { return p.startDirect(c) }

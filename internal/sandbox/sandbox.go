@@ -10,11 +10,15 @@
 // is stopped or because the program was killed, it kills all that descends from
 // it and ends. The same happens when the command ends by itself.
 //
-// The second child, the confiner, restricts itself with Landlock, takes no new
-// privileges, bounds its resources and becomes the command. Inside, the command
+// The second child, the confiner, restricts itself with Landlock and a filter of
+// system calls, takes no new privileges, bounds its resources, lets go of all
+// descriptors and of the terminal, and becomes the command. Inside, the command
 // can read system folders and the paths it is given, write only its own, send
-// signals only to its own, and read no memory or environment of ours. Network is
-// not restricted. The supervisor stands outside, so the command cannot kill it.
+// signals only to its own, and read no memory or environment of ours. It has no
+// network unless it is given, and never a socket that lies at a path: that leads
+// to a service outside, which is not confined. The supervisor stands outside, so
+// the command cannot kill it. Other processes can be seen in /proc, as far as their
+// command line.
 //
 // Where the program may make control groups (version 2, with cgroup.kill), the
 // command gets one of its own. All that is in it is killed at once, however fast it
@@ -28,7 +32,8 @@
 // Starting itself again needs [Main] in the program's main. Without it, and on
 // systems other than Linux, the command runs as a process group of its own; on
 // Linux what left the group is found by a mark in its environment. A kernel
-// without Landlock costs the confinement only. [New] tells what is missing, once.
+// without Landlock costs the confinement: [New] tells that, once, and
+// [Sandbox.Confined] lets the caller run nothing then.
 package sandbox
 
 import (
@@ -57,6 +62,27 @@ type Limits struct {
 	FileBytes uint64
 	// OpenFiles bounds open files of each process; default 4096.
 	OpenFiles uint64
+	// Processes bounds the processes of the command; default 512. The kernel keeps
+	// it where the command has a control group that can, else by user, threads
+	// included, in addition to what the user runs when the command starts. Root is
+	// exempt from that: there the supervisor counts, twice a second.
+	Processes uint64
+	// MemoryBytes bounds the memory that each process writes to, and that of all
+	// together where the command has a control group that can; default 4 GiB.
+	MemoryBytes uint64
+	// CPUSeconds bounds the processor time of each process; default 3600.
+	CPUSeconds uint64
+}
+
+func (l Limits) orDefaults() Limits {
+	for n, def := range map[*uint64]uint64{
+		&l.FileBytes: 4 << 30, &l.OpenFiles: 4096, &l.Processes: 512, &l.MemoryBytes: 4 << 30, &l.CPUSeconds: 3600,
+	} {
+		if *n == 0 {
+			*n = def
+		}
+	}
+	return l
 }
 
 // Sandbox starts commands. It is immutable and safe for concurrent use.
@@ -75,7 +101,7 @@ func New(mode Mode, notice func(reason string)) *Sandbox {
 	}
 	ok, reason := Available()
 	if s.confined = ok; !ok && notice != nil {
-		notice("commands are not confined to their workspace: " + reason)
+		notice("commands cannot be confined to their workspace: " + reason)
 	}
 	return s
 }
@@ -117,7 +143,9 @@ type Command struct {
 	Output *os.File
 	// ReadOnly and ReadWrite are further paths that it may use.
 	ReadOnly, ReadWrite []string
-	Limits              Limits
+	// Network lets a confined command use the network; others may always.
+	Network bool
+	Limits  Limits
 	// Lease, when set, bounds how long it may go on, see there.
 	Lease *Lease
 }

@@ -27,13 +27,13 @@ type outcome struct {
 }
 
 // run runs a shell script in dir. A stop of 0 lets it end by itself.
-func run(t *testing.T, s *sandbox.Sandbox, dir, script string, stop time.Duration) outcome {
+func run(t *testing.T, s *sandbox.Sandbox, dir, script string, stop time.Duration, change ...func(*sandbox.Command)) outcome {
 	t.Helper()
-	return runUnder(t, nil, s, dir, script, stop)
+	return runUnder(t, nil, s, dir, script, stop, change...)
 }
 
 // runUnder is run under a lease.
-func runUnder(t *testing.T, lease *sandbox.Lease, s *sandbox.Sandbox, dir, script string, stop time.Duration) outcome {
+func runUnder(t *testing.T, lease *sandbox.Lease, s *sandbox.Sandbox, dir, script string, stop time.Duration, change ...func(*sandbox.Command)) outcome {
 	t.Helper()
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -41,10 +41,14 @@ func runUnder(t *testing.T, lease *sandbox.Lease, s *sandbox.Sandbox, dir, scrip
 	}
 	defer r.Close()
 	start := time.Now()
-	p, err := s.Start(sandbox.Command{
+	c := sandbox.Command{
 		Argv: []string{"/bin/sh", "-c", script}, Dir: dir, Output: w,
 		Env: []string{"PATH=/usr/bin:/bin", "HOME=" + dir}, Lease: lease,
-	})
+	}
+	for _, f := range change {
+		f(&c)
+	}
+	p, err := s.Start(c)
 	w.Close()
 	if err != nil {
 		t.Fatal(err)

@@ -53,6 +53,8 @@ type Definition struct {
 	Pool           contract.Pool
 	MaxTurns       int
 	TimeoutSeconds int
+	// Network lets commands of its tasks use the network.
+	Network bool
 }
 
 // Resolve returns the definition as it travels in a task request.
@@ -60,7 +62,7 @@ func (d Definition) Resolve() contract.Subagent {
 	return contract.Subagent{
 		Name: d.Name, Description: d.Description, SystemPrompt: d.SystemPrompt,
 		Tools: slices.Clone(d.Tools), DisallowedTools: slices.Clone(d.DisallowedTools),
-		Model: d.Model, Pool: d.Pool, MaxTurns: d.MaxTurns, TimeoutSeconds: d.TimeoutSeconds,
+		Model: d.Model, Pool: d.Pool, MaxTurns: d.MaxTurns, TimeoutSeconds: d.TimeoutSeconds, Network: d.Network,
 	}
 }
 
@@ -91,7 +93,8 @@ type Override struct {
 	Model          *string
 	Pool           *contract.Pool
 	// Skills: empty means none.
-	Skills []string
+	Skills  []string
+	Network *bool
 }
 
 // Custom is a type that the configuration defines.
@@ -109,6 +112,7 @@ type Custom struct {
 	Pool            contract.Pool
 	MaxTurns        *int
 	TimeoutSeconds  *int
+	Network         bool
 }
 
 // Registry answers for the types. It does not change once it is made and is
@@ -201,6 +205,7 @@ func (c Custom) definition() Definition {
 		Name: c.Name, Origin: OriginConfig, Description: c.Description, SystemPrompt: c.SystemPrompt,
 		Tools: slices.Clone(c.Tools), DisallowedTools: deniedTools(), Skills: slices.Clone(c.Skills),
 		Model: c.Model, Pool: c.Pool, MaxTurns: or(c.MaxTurns, DefaultMaxTurns), TimeoutSeconds: or(c.TimeoutSeconds, DefaultTimeoutSeconds),
+		Network: c.Network,
 	}
 	if c.DisallowedTools != nil {
 		d.DisallowedTools = append([]string{}, *c.DisallowedTools...)
@@ -218,6 +223,9 @@ func (o Override) apply(d Definition) Definition {
 	}
 	if o.Pool != nil {
 		d.Pool = *o.Pool
+	}
+	if o.Network != nil {
+		d.Network = *o.Network
 	}
 	if o.Skills != nil {
 		d.Skills = slices.Clone(o.Skills)

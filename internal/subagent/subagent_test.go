@@ -106,16 +106,17 @@ func TestOverrides(t *testing.T) {
 		Agents: map[string]Override{
 			"general-purpose": {MaxTurns: ptr(9), Skills: []string{}},
 			"coder":           {TimeoutSeconds: ptr(5), Model: ptr("m")},
+			"bash":            {Network: ptr(true)},
 			"ghost":           {MaxTurns: ptr(1)},
 		},
 	})
 	if g := get(t, r, "general-purpose"); g.MaxTurns != 9 || g.TimeoutSeconds != 60 || g.Skills == nil || len(g.Skills) != 0 || g.Model != "inherit" {
 		t.Errorf("general-purpose = %+v", g)
 	}
-	if b := get(t, r, "bash"); b.MaxTurns != 3 || b.TimeoutSeconds != 60 {
+	if b := get(t, r, "bash"); b.MaxTurns != 3 || b.TimeoutSeconds != 60 || !b.Network || !b.Resolve().Network {
 		t.Errorf("bash = %+v", b)
 	}
-	if d := get(t, r, "coder"); d.Model != "m" || d.TimeoutSeconds != 5 || d.MaxTurns != 50 || !slices.Equal(d.Skills, []string{"a"}) || d.SystemPrompt != c.SystemPrompt {
+	if d := get(t, r, "coder"); d.Model != "m" || d.TimeoutSeconds != 5 || d.MaxTurns != 50 || !slices.Equal(d.Skills, []string{"a"}) || d.Network || d.SystemPrompt != c.SystemPrompt {
 		t.Errorf("coder = %+v", d)
 	}
 	if _, ok := r.Get("ghost"); ok {

@@ -135,6 +135,29 @@ func (a *args) int(name string, fallback, lo, hi int) int {
 	return int(a.num(name, float64(fallback), float64(lo), float64(hi)))
 }
 
+// lineRange reads which lines are wanted, as start_line and end_line or in one of
+// the ways of other tools: offset and limit, or view_range. A last line of 0 is
+// the end.
+func (a *args) lineRange() (first, last int) {
+	const most = 1 << 30
+	first, last = a.int("start_line", 1, 1, most), a.int("end_line", 0, 0, most)
+	if v, ok := a.get([]string{"view_range"}); ok {
+		var r []int
+		if json.Unmarshal(v, &r) != nil || len(r) != 2 || r[0] < 1 || r[1] < -1 {
+			a.err = fmt.Errorf("view_range is %s; want [first line, last line], where -1 is the end", quote(string(v)))
+			return first, last
+		}
+		first, last = r[0], max(r[1], 0)
+	}
+	if first == 1 {
+		first = max(a.int("offset", 1, 0, most), 1)
+	}
+	if n := a.int("limit", 0, 0, most); n > 0 && last == 0 {
+		last = first + n - 1
+	}
+	return first, last
+}
+
 func (a *args) flag(name string) bool {
 	switch s := strings.ToLower(strings.TrimSpace(a.str(name))); s {
 	case "", "false", "no", "0":

@@ -20,6 +20,7 @@ import (
 const (
 	defaultBashTimeout    = 120 * time.Second
 	defaultMaxBashTimeout = 600 * time.Second
+	cutRoom               = 250     // characters for what stands between head and tail, and behind them
 	maxCommandBytes       = 100_000 // the kernel takes 128 KiB for one argument
 	pipeGrace             = 200 * time.Millisecond
 	defaultPath           = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -40,12 +41,18 @@ type Options struct {
 	// Env is added to the commands' environment, NAME=value; it holds nothing of
 	// the program's own but PATH. No secrets: the model can read it.
 	Env []string
+	// Fetch, when set, offers web_fetch.
+	Fetch *FetchOptions
 	// ReadOnly are further paths that confined commands may read.
 	ReadOnly []string
+	// Network lets confined commands use the network.
+	Network bool
+	// Limits bound each command.
+	Limits sandbox.Limits
 }
 
 // Tools returns the tools over ws: read_file, write_file, str_replace, ls, glob,
-// grep, and bash if it is allowed.
+// grep, and bash and web_fetch if they are allowed.
 func Tools(ws *Workspace, o Options) []Tool {
 	if o.OutputMaxChars <= 0 {
 		o.OutputMaxChars = 20000
@@ -63,6 +70,9 @@ func Tools(ws *Workspace, o Options) []Tool {
 	var tools []Tool
 	if o.Bash {
 		tools = append(tools, bash(ws, o))
+	}
+	if o.Fetch != nil {
+		tools = append(tools, webFetch(*o.Fetch, o.OutputMaxChars))
 	}
 	return append(tools,
 		readFile(ws, o.OutputMaxChars), writeFile(ws), strReplace(ws),
@@ -106,8 +116,8 @@ func runBash(ctx context.Context, w *Workspace, o Options, command string, timeo
 	if err != nil {
 		return Result{}, err
 	}
-	if err := w.root.Mkdir(tempDir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
-		return Result{}, w.explain(tempDir, err)
+	if err := w.root.Mkdir(TempDir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return Result{}, w.explain(TempDir, err)
 	}
 	r, out, err := os.Pipe()
 	if err != nil {
@@ -116,12 +126,14 @@ func runBash(ctx context.Context, w *Workspace, o Options, command string, timeo
 	defer r.Close()
 	p, err := o.Sandbox.Start(sandbox.Command{
 		Argv: []string{shell, "-c", command}, Dir: w.real, Env: environment(w, o.Env), Output: out, ReadOnly: o.ReadOnly, Lease: sandbox.LeaseOf(ctx),
+		Network: o.Network, Limits: o.Limits,
 	})
 	out.Close()
 	if err != nil {
 		return Result{}, fmt.Errorf("the shell could not be started: %w", err)
 	}
-	c := newCapture(o.OutputMaxChars)
+	full := &overflow{w: w}
+	c := newCapture(o.OutputMaxChars, full)
 	read := make(chan struct{})
 	go func() {
 		defer close(read)
@@ -155,6 +167,9 @@ func runBash(ctx context.Context, w *Workspace, o Options, command string, timeo
 	// its hold on the pipe does not keep us.
 	_ = r.SetReadDeadline(time.Now().Add(pipeGrace))
 	<-read
+	text := c.text()
+	// Output whose text fits after all needs no file.
+	kept := full.close(c.shortened && ctx.Err() == nil && fault == nil)
 
 	if ctx.Err() != nil {
 		return Result{}, context.Cause(ctx)
@@ -162,11 +177,10 @@ func runBash(ctx context.Context, w *Workspace, o Options, command string, timeo
 	if fault != nil {
 		return Result{}, fault
 	}
-	return report(c, exit, timedOut, timeout), nil
+	return report(text, kept, exit, timedOut, timeout), nil
 }
 
-func report(c *capture, exit sandbox.Exit, timedOut bool, timeout time.Duration) Result {
-	text := c.text()
+func report(text, kept string, exit sandbox.Exit, timedOut bool, timeout time.Duration) Result {
 	res := Result{Metadata: map[string]any{"exit_code": exit.Code}}
 	note := ""
 	switch {
@@ -179,6 +193,9 @@ func report(c *capture, exit sandbox.Exit, timedOut bool, timeout time.Duration)
 		res.IsError = true
 	case text == "":
 		note = "(no output, exit code 0)"
+	}
+	if kept != "" {
+		note = strings.TrimPrefix(note+"\n"+kept, "\n")
 	}
 	if exit.Leftover {
 		note += "\n(some of its processes could not be ended)"
@@ -209,23 +226,32 @@ func environment(w *Workspace, extra []string) []string {
 		path = defaultPath
 	}
 	return append([]string{
-		"PATH=" + path, "HOME=" + w.real, "PWD=" + w.real, "TMPDIR=" + filepath.Join(w.real, tempDir),
+		"PATH=" + path, "HOME=" + w.real, "PWD=" + w.real, "TMPDIR=" + filepath.Join(w.real, TempDir),
 		"LANG=C.UTF-8", "TERM=dumb", "GIT_TERMINAL_PROMPT=0", "PAGER=cat",
 	}, extra...)
 }
 
-// capture keeps the first and the last part of an output in bounded memory. One
-// goroutine writes, and text is called after it has ended.
+// capture keeps the first and the last part of an output in bounded memory, and
+// gives all of it to full as soon as it is longer than the first. One goroutine
+// writes, and text is called after it has ended.
 type capture struct {
-	limit      int // characters, and bytes of head and of tail
+	full       *overflow
+	shortened  bool // text has left something out
+	limit      int  // characters, and bytes of head and of tail
 	head, tail []byte
 	at         int // where the next byte of the tail goes, once it is full
 	lost       int64
 }
 
-func newCapture(maxChars int) *capture { return &capture{limit: maxChars} }
+func newCapture(maxChars int, full *overflow) *capture { return &capture{limit: maxChars, full: full} }
 
 func (c *capture) write(p []byte) {
+	if len(c.head)+len(p) > c.limit {
+		if !c.full.begun {
+			c.full.write(c.head)
+		}
+		c.full.write(p)
+	}
 	if n := min(c.limit-len(c.head), len(p)); n > 0 {
 		c.head = append(c.head, p[:n]...)
 		p = p[n:]
@@ -256,11 +282,13 @@ func (c *capture) text() string {
 		if n <= c.limit {
 			return s
 		}
+		c.shortened = true
 		r := []rune(s)
-		half := (c.limit - 100) / 2
+		half := (c.limit - cutRoom) / 2
 		return cutMark(string(r[:half]), n-2*half, "characters", string(r[n-half:]))
 	}
-	half := (c.limit - 100) / 2
+	c.shortened = true
+	half := (c.limit - cutRoom) / 2
 	h, t := []rune(visible(string(c.head))), []rune(visible(string(tail)))
 	h, t = h[:min(half, len(h))], t[max(len(t)-half, 0):]
 	left := c.lost + int64(len(c.head)+len(tail)-len(string(h))-len(string(t)))

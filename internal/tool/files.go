@@ -30,8 +30,7 @@ func readFile(w *Workspace, maxChars int) Tool {
 		},
 		call: func(ctx context.Context, a *args) (Result, error) {
 			name := a.need("path", "file_path", "filename", "file")
-			first := a.int("start_line", 1, 1, 1<<30)
-			last := a.int("end_line", 0, 0, 1<<30)
+			first, last := a.lineRange()
 			char := a.int("start_char", 1, 1, 1<<30)
 			if a.err != nil {
 				return Result{}, a.err
@@ -52,6 +51,9 @@ func readFile(w *Workspace, maxChars int) Tool {
 				return Result{}, fmt.Errorf("%s is a binary file of %d bytes", quote(name), info.Size())
 			}
 			text, err := numbered(ctx, r, first, last, char, maxChars)
+			if err == nil {
+				w.note(ctx, name, info)
+			}
 			return Result{Text: text}, err
 		},
 	}
@@ -88,8 +90,12 @@ func numbered(ctx context.Context, r *bufio.Reader, first, last, char, maxChars 
 		if last != 0 && n > last {
 			return b.String(), nil
 		}
+		if n == 1 {
+			line = strings.TrimPrefix(line, "\uFEFF")
+		}
 		// Counted as it is shown, so that the hint's start_char fits.
-		line = visible(strings.TrimSuffix(line, "\n"))
+		// Edits keep the line ends, whatever they are.
+		line = visible(strings.TrimSuffix(strings.TrimSuffix(line, "\n"), "\r"))
 		runes := utf8.RuneCountInString(line)
 		prefix := fmt.Sprintf("%6d\t", n)
 		if n == first && char > 1 {
@@ -140,10 +146,14 @@ func writeFile(w *Workspace) Tool {
 			}
 			w.mu.Lock()
 			defer w.mu.Unlock()
+			if err := w.mayReplace(ctx, name); err != nil {
+				return Result{}, err
+			}
 			existed, err := w.write(ctx, name, []byte(content))
 			if err != nil {
 				return Result{}, err
 			}
+			w.noteNow(ctx, name)
 			verb := "Created"
 			if existed {
 				verb = "Replaced"
@@ -183,19 +193,16 @@ func strReplace(w *Workspace) Tool {
 			if err != nil {
 				return Result{}, err
 			}
-			n := bytes.Count(b, []byte(old))
-			switch {
-			case n == 0:
-				return Result{}, fmt.Errorf("old_str does not occur in %s; read the file and copy the text with its white space", quote(name))
-			case n > 1 && !all:
-				return Result{}, fmt.Errorf("old_str occurs %d times in %s; make it longer until it is unique, or set replace_all", n, quote(name))
+			out, n, err := replaceText(b, name, old, repl, all)
+			if err != nil {
+				return Result{}, err
 			}
-			if len(b)+n*(len(repl)-len(old)) > maxWriteBytes {
-				return Result{}, fmt.Errorf("the file would be larger than %d bytes", maxWriteBytes)
-			}
-			out := bytes.ReplaceAll(b, []byte(old), []byte(repl))
+			known := w.mayReplace(ctx, name) == nil // an edit alone shows but a part of the file
 			if _, err := w.write(ctx, name, out); err != nil {
 				return Result{}, err
+			}
+			if known {
+				w.noteNow(ctx, name)
 			}
 			return Result{Text: fmt.Sprintf("Replaced %d occurrence(s) in %s.", n, name)}, nil
 		},
@@ -230,7 +237,7 @@ func listDir(w *Workspace, maxChars int) Tool {
 			}
 			out := newLines(maxChars, maxEntries, "entries")
 			for _, e := range entries {
-				if rel == "." && e.Name() == tempDir {
+				if rel == "." && e.Name() == TempDir {
 					continue
 				}
 				line := e.Name()

@@ -31,26 +31,25 @@ const (
 	maxGrepRead     = 1 << 20
 )
 
-// errEnough ends a walk early.
-var errEnough = errors.New("enough")
-
 // skipped are folders that searches leave out: caches of version control, and
 // our own temporary files.
 func skipped(rel string) bool {
-	return rel == tempDir || path.Base(rel) == ".git"
+	return rel == TempDir || path.Base(rel) == ".git"
 }
 
 func glob(w *Workspace, maxChars int) Tool {
 	return &fileTool{
 		spec: model.ToolSpec{
 			Name:        "glob",
-			Description: "Find files of the workspace by name pattern, such as **/*.go. Sorted by path.",
+			Description: "Find files of the workspace by name pattern, such as **/*.go. Sorted by path. What .gitignore files leave out is left out.",
 			Parameters: schema("pattern", `
 				"pattern":{"type":"string","description":"*, ?, [abc], {a,b} and ** for any folders"},
-				"path":{"type":"string","description":"folder to search in, default the workspace"}`),
+				"path":{"type":"string","description":"folder to search in, default the workspace"},
+				"include_ignored":{"type":"boolean","description":"also what .gitignore files leave out, default false"}`),
 		},
 		call: func(ctx context.Context, a *args) (Result, error) {
 			pattern, base := a.need("pattern", "glob"), a.str("path", "dir", "directory")
+			ignored := a.flag("include_ignored")
 			if a.err != nil {
 				return Result{}, a.err
 			}
@@ -60,7 +59,7 @@ func glob(w *Workspace, maxChars int) Tool {
 			}
 			var found []string
 			more := 0
-			err = walk(ctx, w, base, func(rel, below string, d fs.DirEntry) error {
+			seen, err := walk(ctx, w, base, ignored, func(rel, below string, d fs.DirEntry) error {
 				if d.IsDir() || !doublestar.MatchUnvalidated(pattern, below) {
 					return nil
 				}
@@ -75,7 +74,7 @@ func glob(w *Workspace, maxChars int) Tool {
 				return Result{}, err
 			}
 			if len(found) == 0 {
-				return Result{Text: "No file matches " + quote(pattern) + "."}, nil
+				return Result{Text: "No file matches " + quote(pattern) + "." + seen.note()}, nil
 			}
 			slices.Sort(found)
 			out := newLines(maxChars, maxGlobShown, "files")
@@ -83,7 +82,7 @@ func glob(w *Workspace, maxChars int) Tool {
 				out.add(f)
 			}
 			out.total += more
-			return Result{Text: out.text()}, nil
+			return Result{Text: out.text() + seen.cutNote()}, nil
 		},
 	}
 }
@@ -113,18 +112,46 @@ func cleanPattern(w *Workspace, p string) (string, error) {
 	return p, nil
 }
 
+// walked is what a walk has not visited.
+type walked struct {
+	ignored int  // files and folders that ignore files leave out
+	cut     bool // there was more than a walk looks at
+}
+
+// note tells why there may be more than was found.
+func (w walked) note() string {
+	s := ""
+	if w.ignored > 0 {
+		s = fmt.Sprintf("\n(%d files or folders that .gitignore names were left out; include_ignored searches them too)", w.ignored)
+	}
+	return s + w.cutNote()
+}
+
+func (w walked) cutNote() string {
+	if !w.cut {
+		return ""
+	}
+	return fmt.Sprintf("\n(stopped after %d files and folders; give a path to search in)", maxGlobWalk)
+}
+
 // walk visits everything beneath base in order of names: rel is the path in the
-// workspace, below the one beneath base. It follows no links. A base that is a
-// file is visited alone.
-func walk(ctx context.Context, w *Workspace, base string, visit func(rel, below string, d fs.DirEntry) error) error {
+// workspace, below the one beneath base. It follows no links, and unless
+// ignored is set it leaves out what ignore files name. A base that is a file is
+// visited alone; base itself is never left out.
+func walk(ctx context.Context, w *Workspace, base string, ignored bool, visit func(rel, below string, d fs.DirEntry) error) (walked, error) {
+	var res walked
 	if base == "" {
 		base = "."
 	}
 	root, err := w.locate(base)
 	if err != nil {
-		return err
+		return res, err
 	}
 	seen := 0
+	rules := ignores{w: w}
+	if !ignored {
+		rules.above(root)
+	}
 	err = fs.WalkDir(w.FS(), root, func(rel string, d fs.DirEntry, err error) error {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
@@ -136,10 +163,21 @@ func walk(ctx context.Context, w *Workspace, base string, visit func(rel, below 
 			return nil // gone or not readable: others may be
 		}
 		if seen++; seen > maxGlobWalk {
-			return errEnough
+			res.cut = true
+			return fs.SkipAll
 		}
 		if d.IsDir() && rel != root && skipped(rel) {
 			return fs.SkipDir
+		}
+		if !ignored && rel != root && rules.match(rel, d.IsDir()) {
+			res.ignored++
+			if d.IsDir() {
+				return fs.SkipDir
+			}
+			return nil
+		}
+		if !ignored && d.IsDir() {
+			rules.enter(rel)
 		}
 		below := rel
 		switch {
@@ -150,27 +188,26 @@ func walk(ctx context.Context, w *Workspace, base string, visit func(rel, below 
 		}
 		return visit(rel, below, d)
 	})
-	if errors.Is(err, errEnough) {
-		return nil
-	}
-	return err
+	return res, err
 }
 
 func grep(w *Workspace, maxChars int) Tool {
 	return &fileTool{
 		spec: model.ToolSpec{
 			Name:        "grep",
-			Description: "Search the files of the workspace with a regular expression (RE2). One match a line, as path:line: text. Binary files are left out.",
+			Description: "Search the files of the workspace with a regular expression (RE2). One match a line, as path:line: text. Binary files and what .gitignore files leave out are left out.",
 			Parameters: schema("pattern", `
 				"pattern":{"type":"string","description":"regular expression"},
 				"path":{"type":"string","description":"file or folder to search in, default the workspace"},
 				"glob":{"type":"string","description":"only files of this pattern, such as *.go or src/**/*.ts"},
 				"ignore_case":{"type":"boolean","description":"default false"},
+				"include_ignored":{"type":"boolean","description":"also what .gitignore files leave out, default false"},
 				"max_results":{"type":"integer","minimum":1,"description":"default 200, at most 500"}`),
 		},
 		call: func(ctx context.Context, a *args) (Result, error) {
 			pattern, base := a.need("pattern", "regex"), a.str("path", "dir", "directory")
 			filter, fold := a.str("glob", "include"), a.flag("ignore_case")
+			ignored := a.flag("include_ignored")
 			limit := a.int("max_results", 200, 1, maxGrepShown)
 			if a.err != nil {
 				return Result{}, a.err
@@ -191,29 +228,45 @@ func grep(w *Workspace, maxChars int) Tool {
 				}
 			}
 			out := newLines(maxChars, limit, "matches")
-			err = walk(ctx, w, base, func(rel, below string, d fs.DirEntry) error {
+			tooLarge := 0
+			seen, err := walk(ctx, w, base, ignored, func(rel, below string, d fs.DirEntry) error {
 				if !d.Type().IsRegular() || !fits(filter, rel, below) {
 					return nil
 				}
-				return grepFile(ctx, w, rel, re, out)
+				err := grepFile(ctx, w, rel, re, out)
+				if errors.Is(err, errTooLarge) {
+					tooLarge++
+					return nil
+				}
+				return err
 			})
 			full := errors.Is(err, errFull)
 			if err != nil && !full {
 				return Result{}, err
 			}
 			if out.total == 0 {
-				return Result{Text: "No match."}, nil
+				return Result{Text: "No match." + seen.note() + largeNote(tooLarge)}, nil
 			}
 			text := out.text()
 			if full {
 				text = fmt.Sprintf("%s(only the first %d matches are shown; narrow the search to see others)", out.b.String(), out.kept)
 			}
-			return Result{Text: text}, nil
+			return Result{Text: text + seen.cutNote() + largeNote(tooLarge)}, nil
 		},
 	}
 }
 
-var errFull = errors.New("no more matches are kept")
+var (
+	errFull     = errors.New("no more matches are kept")
+	errTooLarge = errors.New("the file or one of its lines is too large")
+)
+
+func largeNote(n int) string {
+	if n == 0 {
+		return ""
+	}
+	return fmt.Sprintf("\n(%d files were not searched to their end: larger than %d MiB, or with a line above %d MiB)", n, maxGrepFile>>20, maxGrepRead>>20)
+}
 
 // fits reports whether a file passes the filter: a pattern without a slash is
 // for the name, others for the path.
@@ -235,7 +288,7 @@ func grepFile(ctx context.Context, w *Workspace, rel string, re *regexp.Regexp, 
 	}
 	defer f.Close()
 	if info.Size() > maxGrepFile {
-		return nil
+		return errTooLarge
 	}
 	r := bufio.NewReaderSize(io.LimitReader(f, maxGrepFile), 64<<10)
 	if head, _ := r.Peek(binaryProbe); bytes.IndexByte(head, 0) >= 0 {
@@ -243,8 +296,11 @@ func grepFile(ctx context.Context, w *Workspace, rel string, re *regexp.Regexp, 
 	}
 	for n := 1; ; n++ {
 		line, err := r.ReadString('\n')
-		if line == "" || len(line) > maxGrepRead {
+		if line == "" {
 			return nil
+		}
+		if len(line) > maxGrepRead {
+			return errTooLarge
 		}
 		if n%256 == 0 && ctx.Err() != nil {
 			return context.Cause(ctx)

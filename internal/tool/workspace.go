@@ -26,9 +26,9 @@ const (
 	maxLinks      = 40
 )
 
-// tempDir is the folder inside a workspace that commands have as TMPDIR. The
+// TempDir is the folder inside a workspace that commands have as TMPDIR. The
 // tools that list and search leave it out.
-const tempDir = ".tmp"
+const TempDir = ".tmp"
 
 // ErrOutside is returned for a path that leaves the workspace.
 var ErrOutside = errors.New("outside of the workspace")

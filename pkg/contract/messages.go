@@ -76,6 +76,8 @@ type Subagent struct {
 	Pool           Pool `json:"pool,omitempty"`
 	MaxTurns       int  `json:"max_turns"`
 	TimeoutSeconds int  `json:"timeout_seconds"`
+	// Network lets commands of the type's tasks use the network.
+	Network bool `json:"network,omitempty"`
 }
 
 // Identity is on whose behalf a task runs.
@@ -144,6 +146,9 @@ type TaskRecord struct {
 	GrantedAt  *time.Time `json:"granted_at,omitempty"`
 	StartedAt  *time.Time `json:"started_at,omitempty"`
 	FinishedAt *time.Time `json:"finished_at,omitempty"`
+	// Date is the date that the agent was told, in the deployment's time zone: its
+	// newest attempt's.
+	Date string `json:"date,omitempty"`
 
 	// The terminal fields.
 	Result string `json:"result,omitempty"`
@@ -160,6 +165,8 @@ type TaskRecord struct {
 	// Receipts tell which tools really ran. They stand in the same write as the
 	// end, so that nobody sees an end without them.
 	Receipts []Receipt `json:"receipts,omitempty"`
+	// ReceiptVerdict compares the citations of a completed task's result with them.
+	ReceiptVerdict *ReceiptVerdict `json:"receipt_verdict,omitempty"`
 }
 
 // Receipt is the evidence that a tool call happened, made by the executor and

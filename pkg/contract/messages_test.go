@@ -284,9 +284,10 @@ func TestMessageKeys(t *testing.T) {
 		want string
 	}{
 		{&TaskRequest{}, "acceptance_criteria.[] contract_version created_at description identity.is_subagent identity.user_id identity.user_role offered_tools.[] parent_model pool prompt " +
-			"queue_timeout_seconds run_id subagent.description subagent.disallowed_tools.[] subagent.max_turns subagent.model subagent.name subagent.pool subagent.system_prompt subagent.timeout_seconds subagent.tools.[] " +
+			"queue_timeout_seconds run_id subagent.description subagent.disallowed_tools.[] subagent.max_turns subagent.model subagent.name subagent.network subagent.pool subagent.system_prompt subagent.timeout_seconds subagent.tools.[] " +
 			"task_id tenant thread_id tool_call_id"},
-		{&TaskRecord{}, "admission_failure attempt cancel_requested description epoch error error_code executor finished_at granted_at lost model_name pool queued_at " +
+		{&TaskRecord{}, "admission_failure attempt cancel_requested date description epoch error error_code executor finished_at granted_at lost model_name pool queued_at " +
+			"receipt_verdict.citation_resolved receipt_verdict.failed.[].id receipt_verdict.failed.[].reason receipt_verdict.no_citation_claims receipt_verdict.resolved.[] receipt_verdict.unknown.[] " +
 			"receipts.[].args_sha256 receipts.[].created_at receipts.[].id receipts.[].output_bytes receipts.[].output_sha256 receipts.[].status receipts.[].tool_call_id receipts.[].tool_name " +
 			"request_seq result result_ref.name result_ref.sha256 result_ref.size result_truncated run_id slot started started_at state stop_reason subagent_type task_id tenant thread_id timeout_seconds traceparent tracestate " +
 			usage + " writer"},

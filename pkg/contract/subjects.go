@@ -127,6 +127,8 @@ const (
 	KeyLimits KeyKind = "limits"
 	KeyRun    KeyKind = "run"
 	KeyThread KeyKind = "thread"
+
+	KeyWorkspace KeyKind = "workspace"
 )
 
 // ParseKey splits a key of the task or run bucket into its kind and id. The
@@ -143,7 +145,7 @@ func ParseKey(key string) (KeyKind, string, error) {
 		return "", "", fmt.Errorf("%w: key %q", ErrSubject, key)
 	}
 	switch k := KeyKind(kind); k {
-	case KeyTask, KeyLease, KeyCancel, KeyTrial, KeyRun, KeyThread:
+	case KeyTask, KeyLease, KeyCancel, KeyTrial, KeyRun, KeyThread, KeyWorkspace:
 		return k, id, nil
 	}
 	return "", "", fmt.Errorf("%w: key %q", ErrSubject, key)
@@ -164,6 +166,12 @@ func RunCancelKey(id RunID) string { return "cancel." + string(id) }
 // must not share threads, so the token covers both. Shape: thread.<token>
 func ThreadKey(tenant Tenant, id ThreadID) string {
 	return "thread." + digest(string(tenant)+"\x00"+string(id))
+}
+
+// WorkspaceKey is the key that names the newest snapshot of a thread's workspace.
+// Its token is that of the thread's key. Shape: workspace.<token>
+func WorkspaceKey(tenant Tenant, id ThreadID) string {
+	return "workspace." + digest(string(tenant)+"\x00"+string(id))
 }
 
 // Requests.

@@ -83,6 +83,9 @@ func TestSubjectsBothWays(t *testing.T) {
 			t.Errorf("key %q: %q %q %v", key, kind, id, err)
 		}
 	}
+	if kind, id, err := ParseKey(WorkspaceKey("acme", "x y")); err != nil || kind != KeyWorkspace || ThreadKey("acme", "x y") != "thread."+id {
+		t.Errorf("workspace key: %s, %s, %v", kind, id, err)
+	}
 	if kind, id, err := ParseKey(ThreadKey("acme", "x y")); err != nil || kind != KeyThread || len(id) != 26 {
 		t.Errorf("thread key: %q %q %v", kind, id, err)
 	}

@@ -161,7 +161,10 @@ func (a *api) refuse(req micro.Request, code, message string) {
 	}
 	header := strings.NewReplacer("\r", " ", "\n", " ").Replace(message)
 	a.send(req, page{Events: []json.RawMessage{}, LastSeq: a.progress.current(), Error: &eventapi.Error{Code: code, Message: message}},
-		func(b []byte) error { return req.Error(status, header, b) })
+		func(b []byte) error {
+			// Not req.Error: that keeps the error for the handler, which has returned.
+			return req.Respond(b, micro.WithHeaders(micro.Headers{micro.ErrorHeader: {header}, micro.ErrorCodeHeader: {status}}))
+		})
 }
 
 func (a *api) respond(req micro.Request, p page) {

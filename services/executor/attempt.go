@@ -47,6 +47,7 @@ type attempt struct {
 	last   uint64              // sequence of the task's newest event that we know of
 	index  int                 // of the newest step event
 	begun  atomic.Bool         // an effect may have happened
+	today  time.Time           // when it was claimed, in the deployment's time zone
 	ttl    time.Duration
 	until  atomic.Int64  // lease deadline, as time since base
 	lease  sandbox.Lease // the same for the commands of tools
@@ -182,7 +183,10 @@ func (a *attempt) claim(ctx context.Context) (bool, error) {
 	}
 	rec := a.grant.Record
 	now := a.s.now().UTC()
+	a.today = now.In(a.s.zone)
 	rec.State, rec.Executor, rec.StartedAt, rec.Writer = contract.StateRunning, a.s.cfg.Name, &now, a.s.writer.Next()
+	rec.Receipts, rec.ReceiptVerdict = nil, nil                   // those are for this attempt to make (RECEIPT-16)
+	rec.Date = a.today.Format(time.DateOnly)                      // DATE-07
 	if m, err := a.s.deps.Models.Get(a.modelName()); err == nil { // else the task fails, and says why
 		rec.ModelName = m.ModelName()
 	}

@@ -2,7 +2,9 @@ package executor
 
 import (
 	"github.com/herdgate/herdgate/internal/agent"
+	"github.com/herdgate/herdgate/internal/guard"
 	"github.com/herdgate/herdgate/internal/outcome"
+	"github.com/herdgate/herdgate/internal/receipt"
 )
 
 // chain is what stands around the model and the tools of one task. It is made of
@@ -12,12 +14,33 @@ type chain struct {
 	pieces []agent.Piece
 	// finish adds what the pieces know to the outcome, in the order of the list.
 	finish []func(*outcome.Outcome, agent.Result)
+	// receipts keeps the receipts; nil if they are switched off.
+	receipts *receipt.Receipts
 }
 
 // newChain makes the chain of a task.
 func (j *job) newChain() (*chain, error) {
 	c := &chain{}
+	c.addReceipts(j)
+	c.addGuards(j)
+	c.addPrompt(j)
+	if err := c.addCompaction(j); err != nil {
+		return nil, err
+	}
 	var err error
 	c.pieces, err = agent.Chain(c.pieces...)
 	return c, err
+}
+
+// addGuards adds the guards of the task (GUARD-16, GUARD-18).
+func (c *chain) addGuards(j *job) {
+	settings := j.a.s.cfg.Settings
+	guards := guard.New(guard.Config{Loop: settings.LoopDetection, Budget: settings.TokenBudget(j.a.grant.Request.Subagent.Name)})
+	c.pieces = append(append(c.pieces, guards.Pieces()...), guard.OutputBudget(settings.Workspace.ToolOutputMaxChars), guard.ReadBeforeWrite())
+	c.finish = append(c.finish, func(o *outcome.Outcome, _ agent.Result) {
+		for _, stop := range guards.Take() {
+			o.Guards = append(o.Guards, stop.Reason)
+			o.NoText = o.NoText || stop.NoText
+		}
+	})
 }

@@ -36,6 +36,7 @@ import (
 	"github.com/herdgate/herdgate/internal/model"
 	"github.com/herdgate/herdgate/internal/rungroup"
 	"github.com/herdgate/herdgate/internal/tool"
+	"github.com/herdgate/herdgate/internal/workspace"
 	"github.com/herdgate/herdgate/pkg/contract"
 )
 
@@ -58,13 +59,18 @@ type Config struct {
 	Settings *config.Config
 }
 
-// Deps is what the service needs from outside. Bus, Models and Tools are required.
+// Deps is what the service needs from outside. Bus, Models and Tools are required;
+// with Workspaces it is ToolsIn in place of Tools.
 type Deps struct {
 	Bus    *bus.Conn
 	Models *model.Registry
 	// Tools opens the tools for a task: those that its workspace offers, before
 	// any list of its definition is applied. done is called when the task ended.
 	Tools func(req contract.TaskRequest) (tools []tool.Tool, done func(), err error)
+	// Workspaces, when set, gives each task a copy of its thread's workspace, and
+	// ToolsIn opens the tools over the folder of the copy.
+	Workspaces *workspace.Store
+	ToolsIn    func(req contract.TaskRequest, dir string) (tools []tool.Tool, done func(), err error)
 
 	Now            func() time.Time
 	Log            zerolog.Logger
@@ -86,6 +92,7 @@ type Service struct {
 	writer  *bus.Writer
 	metrics *metrics
 	decode  func([]byte) (contract.Grant, error)
+	zone    *time.Location // of the date that agents are told
 
 	mu       sync.Mutex
 	attempts map[*attempt]struct{}
@@ -121,8 +128,13 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	if err := cfg.Pool.Validate(); err != nil {
 		return nil, fmt.Errorf("executor: %w", err)
 	}
+	zone, err := cfg.Settings.Executor.Location()
+	if err != nil {
+		return nil, fmt.Errorf("executor: executor.time_zone: %w", err)
+	}
 	s := &Service{
-		cfg: cfg, bus: deps.Bus, deps: deps, now: deps.Now, log: deps.Log, ready: deps.Ready,
+		zone: zone,
+		cfg:  cfg, bus: deps.Bus, deps: deps, now: deps.Now, log: deps.Log, ready: deps.Ready,
 		writer: bus.NewWriter(cfg.Name), metrics: newMetrics(deps.Registerer), decode: contract.DecodeGrant, attempts: map[*attempt]struct{}{},
 	}
 	if s.now == nil {

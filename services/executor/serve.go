@@ -7,8 +7,9 @@ import (
 	"github.com/herdgate/herdgate/internal/config"
 	"github.com/herdgate/herdgate/internal/model/configured"
 	"github.com/herdgate/herdgate/internal/process"
-	"github.com/herdgate/herdgate/internal/sandbox"
+	"github.com/herdgate/herdgate/internal/provision"
 	"github.com/herdgate/herdgate/internal/tool"
+	"github.com/herdgate/herdgate/internal/workspace"
 	"github.com/herdgate/herdgate/pkg/contract"
 )
 
@@ -16,7 +17,11 @@ import (
 // call sandbox.Main first thing in main.
 func Serve(ctx context.Context, env *process.Env) error {
 	p, err := env.Open(ctx, "executor", func(n contract.Names) []string {
-		return []string{n.GrantStream(), n.EventStream(), n.DeadStream(), contract.KVStream(n.TaskBucket())}
+		used := []string{n.GrantStream(), n.EventStream(), n.DeadStream(), contract.KVStream(n.TaskBucket())}
+		if env.Config.Workspace.Backend == config.WorkspaceObjectStore {
+			used = append(used, contract.KVStream(n.RunBucket()), provision.ObjectStream(n.BlobStore()))
+		}
+		return used
 	})
 	if err != nil {
 		if ctx.Err() != nil {
@@ -29,15 +34,33 @@ func Serve(ctx context.Context, env *process.Env) error {
 	if err != nil {
 		return err
 	}
-	mode := sandbox.Landlock
-	if env.Config.Workspace.Sandbox == config.SandboxNone {
-		mode = sandbox.None
-	}
-	box := sandbox.New(mode, func(reason string) {
-		p.Log.Warn().Str("reason", reason).Msg("commands are run with less confinement than configured")
+	opts := shell(env.Config.Workspace, func(reason string) {
+		what := "no commands are run for models; workspace.allow_host_bash would allow them all the same"
+		if env.Config.Workspace.AllowHostBash {
+			what = "commands of models run on the bare host, as workspace.allow_host_bash allows"
+		}
+		p.Log.Warn().Str("reason", reason).Msg(what)
 	})
-	opts := tool.Options{Bash: env.ShellAllowed(), Sandbox: box, OutputMaxChars: env.Config.Workspace.ToolOutputMaxChars}
 	root := env.WorkspaceRoot()
+	openIn := func(req contract.TaskRequest, dir string) ([]tool.Tool, func(), error) {
+		opts, err := shellFor(opts, req)
+		if err != nil {
+			return nil, nil, err
+		}
+		opts.Fetch = fetchFor(env.Config.Workspace.WebFetch, req)
+		ws, err := tool.NewWorkspace(dir)
+		if err != nil {
+			return nil, nil, err
+		}
+		return tool.Tools(ws, opts), func() { _ = ws.Close() }, nil
+	}
+	var workspaces *workspace.Store // nil: all executors see the same folder
+	if env.Config.Workspace.Backend == config.WorkspaceObjectStore {
+		if workspaces, err = workspace.Open(workspace.Config{Bus: p.Bus, Root: root}); err != nil {
+			return err
+		}
+		defer workspaces.Close()
+	}
 	// A zero Config takes the default; a configured 0 hands back at once.
 	drain := max(time.Duration(env.Config.Executor.DrainTimeoutSeconds)*time.Second, time.Nanosecond)
 	svc, err := New(Config{
@@ -46,12 +69,9 @@ func Serve(ctx context.Context, env *process.Env) error {
 	}, Deps{
 		Bus: p.Bus, Models: models, Log: p.Log, TracerProvider: p.Tel.TracerProvider(), Registerer: env.Metrics.Registerer(), Ready: p.Ready,
 		Tools: func(req contract.TaskRequest) ([]tool.Tool, func(), error) {
-			ws, err := tool.NewWorkspace(tool.ThreadDir(root, req.Tenant, req.ThreadID))
-			if err != nil {
-				return nil, nil, err
-			}
-			return tool.Tools(ws, opts), func() { _ = ws.Close() }, nil
+			return openIn(req, tool.ThreadDir(root, req.Tenant, req.ThreadID))
 		},
+		Workspaces: workspaces, ToolsIn: openIn,
 	})
 	if err != nil {
 		return err

@@ -2,8 +2,8 @@ package executor
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/herdgate/herdgate/internal/agent"
@@ -13,6 +13,7 @@ import (
 	"github.com/herdgate/herdgate/internal/sandbox"
 	"github.com/herdgate/herdgate/internal/subagent"
 	"github.com/herdgate/herdgate/internal/tool"
+	"github.com/herdgate/herdgate/internal/workspace"
 	"github.com/herdgate/herdgate/pkg/contract"
 )
 
@@ -23,6 +24,7 @@ type job struct {
 	stop  context.CancelFunc
 	model model.Model
 	tools []tool.Tool
+	files *workspace.Copy // nil when they need no keeping
 	done  func()
 }
 
@@ -45,11 +47,14 @@ func (a *attempt) begin(ctx context.Context) (*job, outcome.End, error) {
 	if err != nil {
 		return nil, outcome.Map(outcome.Outcome{Kind: outcome.Exception, Message: err.Error(), Code: contract.ErrInvalidRequest}), nil
 	}
-	tools, done, err := a.s.deps.Tools(req)
+	tools, files, done, err := a.openTools(ctx)
+	if errors.Is(err, errNoShell) {
+		return nil, outcome.Map(outcome.Outcome{Kind: outcome.Exception, Message: err.Error(), Code: contract.ErrPolicyDenied}), nil
+	}
 	if err != nil {
 		return nil, outcome.End{}, fmt.Errorf("tools: %w", err)
 	}
-	j := &job{a: a, model: m, done: done, stop: func() {}}
+	j := &job{a: a, model: m, files: files, done: done, stop: func() {}}
 	begun := false
 	defer func() {
 		if !begun {
@@ -89,7 +94,7 @@ func (j *job) run() (outcome.End, error) {
 	}
 	ctx := sandbox.WithLease(tool.WithProgress(j.ctx, a.progressed), &a.lease)
 	res, err := agent.Run(ctx, agent.Config{
-		Agent: req.Subagent.Name, Model: j.model, Tools: j.tools, MaxTurns: req.Subagent.MaxTurns,
+		Agent: req.Subagent.Name, Model: chain.model(j.model), Tools: j.tools, MaxTurns: req.Subagent.MaxTurns,
 		Gate: a.gate, Log: a.log, Tracer: a.s.tracer,
 		Chain:          chain.pieces,
 		OnDelta:        func(model.Delta) { a.progressed() },
@@ -100,12 +105,9 @@ func (j *job) run() (outcome.End, error) {
 			a.index++
 			return a.publish(ctx, event.Running(a.rec, a.index, event.BuildStep(msg), modelName, usage, a.s.source(), a.s.now()))
 		},
-	}, firstMessages(req))
+	}, j.firstMessages())
 	awake()
-	end := outcome.End{Usage: res.Usage, ModelName: res.ModelName}
-	if end.ModelName == "" {
-		end.ModelName = j.model.ModelName()
-	}
+	end := chain.spent(res, j.model)
 	if ctx.Err() != nil {
 		return end, context.Cause(ctx)
 	}
@@ -122,7 +124,7 @@ func (j *job) run() (outcome.End, error) {
 	for _, finish := range chain.finish {
 		finish(&o, res)
 	}
-	return outcome.Map(o).With(end), nil
+	return j.keepFiles(ctx, chain.harvest(outcome.Map(o), res).With(end))
 }
 
 // modelName is the definition's model, or the parent's when it inherits (REG-12).
@@ -155,18 +157,4 @@ func (a *attempt) allowed(tools []tool.Tool) []tool.Tool {
 		}
 	}
 	return out
-}
-
-// firstMessages is what a sub-agent begins with: one system message, unless it
-// would be empty, and the task (PROMPT-01).
-func firstMessages(req contract.TaskRequest) []model.Message {
-	var out []model.Message
-	if sys := strings.TrimSpace(req.Subagent.SystemPrompt); sys != "" {
-		out = append(out, model.Message{ID: "system", Role: model.RoleSystem, Text: sys})
-	}
-	task := req.Prompt
-	if len(req.AcceptanceCriteria) > 0 {
-		task += "\n\nAcceptance criteria:\n- " + strings.Join(req.AcceptanceCriteria, "\n- ")
-	}
-	return append(out, model.Message{ID: "task", Role: model.RoleUser, Text: task})
 }

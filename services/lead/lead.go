@@ -24,10 +24,13 @@ import (
 	"go.opentelemetry.io/otel/trace/noop"
 
 	"github.com/herdgate/herdgate/internal/bus"
+	"github.com/herdgate/herdgate/internal/config"
+	"github.com/herdgate/herdgate/internal/guard"
 	"github.com/herdgate/herdgate/internal/model"
 	"github.com/herdgate/herdgate/internal/rungroup"
 	"github.com/herdgate/herdgate/internal/subagent"
 	"github.com/herdgate/herdgate/internal/tool"
+	"github.com/herdgate/herdgate/internal/workspace"
 	"github.com/herdgate/herdgate/pkg/contract"
 	"github.com/herdgate/herdgate/services/lead/internal/dispatch"
 	"github.com/herdgate/herdgate/services/lead/internal/feed"
@@ -64,6 +67,10 @@ type Config struct {
 	MaxConcurrent, MaxTotal *int
 	// ShellAllowed offers the shell sub-agent.
 	ShellAllowed bool
+	// Guards end runs that go nowhere; what is not enabled in it is off.
+	Guards guard.Config
+	// Settings are what compaction is made of; nil: there is none.
+	Settings *config.Config
 	// WorkspaceRoot is the folder of all workspaces; empty gives the lead no
 	// file tools. ToolOutputMaxChars bounds what one of them returns.
 	WorkspaceRoot      string
@@ -86,6 +93,10 @@ type Deps struct {
 	Bus       *bus.Conn
 	Models    *model.Registry
 	Subagents *subagent.Registry
+
+	// Workspaces, when set, are what the lead's file tools work on, in place of a
+	// folder beneath WorkspaceRoot.
+	Workspaces *workspace.Store
 
 	Log            zerolog.Logger
 	TracerProvider trace.TracerProvider
@@ -151,10 +162,10 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	}
 	engine, err := run.New(run.Config{
 		Name: cfg.Name, Model: cfg.Model, MaxTurns: cfg.MaxTurns, RoleText: cfg.RoleText,
-		SubagentsEnabled: cfg.SubagentsEnabled, MaxConcurrent: cfg.MaxConcurrent, MaxTotal: cfg.MaxTotal, ShellAllowed: cfg.ShellAllowed,
+		SubagentsEnabled: cfg.SubagentsEnabled, MaxConcurrent: cfg.MaxConcurrent, MaxTotal: cfg.MaxTotal, ShellAllowed: cfg.ShellAllowed, Guards: cfg.Guards, Settings: cfg.Settings,
 		LeaseTTL: cfg.RunLeaseTTL, DrainTimeout: cfg.DrainTimeout, MaxActive: cfg.MaxActiveRuns, Retention: cfg.RunRetention,
 	}, run.Deps{
-		Bus: deps.Bus, Models: deps.Models, Catalogue: deps.Subagents, Dispatch: d, Tools: tools(cfg),
+		Bus: deps.Bus, Models: deps.Models, Catalogue: deps.Subagents, Dispatch: d, Tools: tools(cfg, deps.Workspaces),
 		Log: deps.Log, TracerProvider: deps.TracerProvider, Registerer: deps.Registerer, Now: deps.Now,
 	})
 	if err != nil {
@@ -176,7 +187,12 @@ func New(cfg Config, deps Deps) (*Service, error) {
 
 // tools returns what opens the lead's own tools in the workspace of a thread:
 // those for files. It has no shell; that is a sub-agent's.
-func tools(cfg Config) func(contract.Tenant, contract.ThreadID) ([]tool.Tool, func(), error) {
+func tools(cfg Config, workspaces *workspace.Store) func(contract.Tenant, contract.ThreadID) ([]tool.Tool, func(), error) {
+	if workspaces != nil {
+		return func(tenant contract.Tenant, thread contract.ThreadID) ([]tool.Tool, func(), error) {
+			return workspaces.Tools(tenant, thread, "lead", tool.Options{OutputMaxChars: cfg.ToolOutputMaxChars})
+		}
+	}
 	if cfg.WorkspaceRoot == "" {
 		return nil
 	}

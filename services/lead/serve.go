@@ -9,8 +9,12 @@ import (
 	"sync"
 	"time"
 
+	"github.com/herdgate/herdgate/internal/config"
+	"github.com/herdgate/herdgate/internal/guard"
 	"github.com/herdgate/herdgate/internal/model/configured"
 	"github.com/herdgate/herdgate/internal/process"
+	"github.com/herdgate/herdgate/internal/provision"
+	"github.com/herdgate/herdgate/internal/workspace"
 	"github.com/herdgate/herdgate/pkg/contract"
 	"github.com/herdgate/herdgate/services/lead/internal/httpapi"
 )
@@ -34,7 +38,11 @@ func Serve(ctx context.Context, env *process.Env) error {
 	}
 	defer door.Close()
 	p, err := env.Open(ctx, "lead", func(n contract.Names) []string {
-		return []string{n.WorkStream(), n.EventStream(), contract.KVStream(n.TaskBucket()), contract.KVStream(n.RunBucket())}
+		used := []string{n.WorkStream(), n.EventStream(), contract.KVStream(n.TaskBucket()), contract.KVStream(n.RunBucket())}
+		if env.Config.Workspace.Backend == config.WorkspaceObjectStore {
+			used = append(used, provision.ObjectStream(n.BlobStore()))
+		}
+		return used
 	})
 	if err != nil {
 		if ctx.Err() != nil {
@@ -51,8 +59,16 @@ func Serve(ctx context.Context, env *process.Env) error {
 	if err != nil {
 		return err
 	}
+	var workspaces *workspace.Store // nil: all executors see the same folder
+	if env.Config.Workspace.Backend == config.WorkspaceObjectStore {
+		if workspaces, err = workspace.Open(workspace.Config{Bus: p.Bus, Root: env.WorkspaceRoot()}); err != nil {
+			return err
+		}
+		defer workspaces.Close()
+	}
 	svc, err := New(cfg, Deps{
-		Bus: p.Bus, Models: models, Subagents: subagents, Log: p.Log, TracerProvider: p.Tel.TracerProvider(),
+		Workspaces: workspaces,
+		Bus:        p.Bus, Models: models, Subagents: subagents, Log: p.Log, TracerProvider: p.Tel.TracerProvider(),
 		Registerer: env.Metrics.Registerer(), Probes: env.Metrics.Handler(), Door: door, Ready: p.Ready, Ask: p.Metrics.Probes.Ask,
 	})
 	if err != nil {
@@ -88,10 +104,14 @@ func configOf(env *process.Env) (Config, error) {
 		Model: c.Lead.Model, MaxTurns: c.Lead.MaxTurns, RoleText: role,
 		SubagentsEnabled: c.Subagents.Enabled, MaxConcurrent: c.Subagents.MaxConcurrent, MaxTotal: &c.Subagents.MaxTotalPerRun,
 		ShellAllowed: env.ShellAllowed(), WorkspaceRoot: env.WorkspaceRoot(), ToolOutputMaxChars: c.Workspace.ToolOutputMaxChars,
+		Guards: guard.Config{Loop: c.LoopDetection}, Settings: &env.Config,
 		// A zero Config takes the default; a configured 0 hands over at once.
 		DrainTimeout: min(max(time.Duration(c.Executor.DrainTimeoutSeconds)*time.Second, time.Nanosecond), maxDrain),
 		// A lead that is gone is noticed as soon as an executor that is gone.
 		RunLeaseTTL: time.Duration(c.SubagentRuntime.LeaseTTLSeconds) * time.Second,
+	}
+	if c.Lead.TokenBudget != nil {
+		cfg.Guards.Budget = *c.Lead.TokenBudget
 	}
 	for _, t := range c.HTTP.Auth.Tokens {
 		cfg.HTTP.Tokens = append(cfg.HTTP.Tokens, Token{Name: t.Name, TokenEnv: t.TokenEnv, Tenant: contract.Tenant(t.Tenant), UserID: t.UserID, Roles: t.Roles})

@@ -16,6 +16,7 @@ import (
 	"github.com/herdgate/herdgate/internal/bus"
 	"github.com/herdgate/herdgate/internal/client"
 	"github.com/herdgate/herdgate/internal/invariant"
+	"github.com/herdgate/herdgate/internal/prompt"
 	"github.com/herdgate/herdgate/pkg/contract"
 	"github.com/herdgate/herdgate/test/history"
 )
@@ -136,8 +137,16 @@ func NewBrain(t *testing.T, answer func(q Question, w http.ResponseWriter, r *ht
 			switch {
 			case m.Role == "assistant":
 				q.Turn++
-			case m.Role == "user" && q.Task == "":
-				_ = json.Unmarshal(m.Content, &q.Task)
+			case m.Role == "user" && q.Turn == 0:
+				// A sub-agent's task is framed, which tells it from what the program adds.
+				var text string
+				_ = json.Unmarshal(m.Content, &text)
+				if strings.HasPrefix(text, "<") {
+					continue // a block of the program
+				}
+				if task := prompt.Unframe(text); q.Task == "" || task != text {
+					q.Task = task
+				}
 			}
 		}
 		b.mu.Lock()

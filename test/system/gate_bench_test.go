@@ -386,7 +386,7 @@ type paced struct{ Echo }
 
 // Generate implements model.Model.
 func (p paced) Generate(ctx context.Context, req model.Request, d func(model.Delta)) (model.Response, error) {
-	work, err := time.ParseDuration(req.Messages[len(req.Messages)-1].Text)
+	work, err := time.ParseDuration(taskOf(req))
 	if err != nil {
 		return model.Response{}, err
 	}

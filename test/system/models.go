@@ -6,8 +6,14 @@ import (
 	"sync"
 
 	"github.com/herdgate/herdgate/internal/model"
+	"github.com/herdgate/herdgate/internal/prompt"
 	"github.com/herdgate/herdgate/pkg/contract"
 )
+
+// taskOf is the newest message as it was before it was framed.
+func taskOf(req model.Request) string {
+	return prompt.Unframe(req.Messages[len(req.Messages)-1].Text)
+}
 
 // Echo answers at once with the prompt.
 type Echo struct{}
@@ -20,7 +26,7 @@ func (Echo) ModelName() string { return "echo-1" }
 
 // Generate implements model.Model.
 func (Echo) Generate(_ context.Context, req model.Request, _ func(model.Delta)) (model.Response, error) {
-	last := req.Messages[len(req.Messages)-1].Text
+	last := taskOf(req)
 	return model.Response{Message: model.Message{Text: "done: " + last, FinishReason: "stop"}, Model: "echo-1", Usage: &contract.Usage{InputTokens: 3, OutputTokens: 2, TotalTokens: 5}}, nil
 }
 
@@ -82,7 +88,7 @@ func (h *Held) LetAllGo() {
 
 // Generate implements model.Model.
 func (h *Held) Generate(ctx context.Context, req model.Request, _ func(model.Delta)) (model.Response, error) {
-	prompt := req.Messages[len(req.Messages)-1].Text
+	prompt := taskOf(req)
 	if strings.HasPrefix(prompt, "hold") {
 		select {
 		case <-h.gate(prompt):

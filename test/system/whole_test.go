@@ -31,7 +31,7 @@ func (Delegator) Generate(_ context.Context, req model.Request, _ func(model.Del
 	usage := &contract.Usage{InputTokens: 10, OutputTokens: 5, TotalTokens: 15}
 	last := req.Messages[len(req.Messages)-1]
 	if req.Agent != "lead" {
-		return model.Response{Message: model.Message{Text: strings.ToUpper(last.Text), FinishReason: "stop"}, Model: "delegator-1", Usage: usage}, nil
+		return model.Response{Message: model.Message{Text: strings.ToUpper(taskOf(req)), FinishReason: "stop"}, Model: "delegator-1", Usage: usage}, nil
 	}
 	if last.Role == model.RoleUser {
 		msg := model.Message{FinishReason: "tool_calls"}

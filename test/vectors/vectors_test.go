@@ -20,17 +20,22 @@ import (
 
 // runners holds one runner for each file name.
 var runners = map[string]func(t *testing.T, c vectorCase){
-	"concurrency_clamp":  runConcurrencyClamp,
-	"total_cap":          runTotalCap,
-	"limit_trim":         runLimitTrim,
-	"tool_filter":        runToolFilter,
-	"result_message":     runResultMessage,
-	"status_stop_reason": runStatusStopReason,
-	"step_truncation":    runStepTruncation,
-	"step_capture":       runStepCapture,
-	"lifecycle_events":   runLifecycleEvents,
-	"terminal_cas":       runTerminalCAS,
-	"admission_queue":    runAdmissionQueue,
+	"concurrency_clamp":   runConcurrencyClamp,
+	"total_cap":           runTotalCap,
+	"limit_trim":          runLimitTrim,
+	"tool_filter":         runToolFilter,
+	"result_message":      runResultMessage,
+	"status_stop_reason":  runStatusStopReason,
+	"step_truncation":     runStepTruncation,
+	"step_capture":        runStepCapture,
+	"lifecycle_events":    runLifecycleEvents,
+	"terminal_cas":        runTerminalCAS,
+	"admission_queue":     runAdmissionQueue,
+	"acceptance_criteria": runAcceptanceCriteria,
+	"loop_detection":      runLoopDetection,
+	"token_budget":        runTokenBudget,
+	"status_metadata":     runStatusMetadata,
+	"receipt_citations":   runReceiptCitations,
 }
 
 // vectorCase is one case with its repetitions written out.

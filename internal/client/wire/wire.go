@@ -121,38 +121,45 @@ type TaskAccepted struct {
 
 // Task is a task as GET /v1/tasks/{task_id} shows it.
 type Task struct {
-	TaskID           contract.TaskID     `json:"task_id"`
-	RunID            contract.RunID      `json:"run_id"`
-	ThreadID         contract.ThreadID   `json:"thread_id"`
-	Status           contract.TaskStatus `json:"status" enum:"queued,running,completed,failed,cancelled,timed_out"`
-	SubagentType     string              `json:"subagent_type"`
-	Description      string              `json:"description"`
-	Attempt          int                 `json:"attempt" doc:"counts from 1; 0 before the first"`
-	QueuePosition    *int                `json:"queue_position,omitempty" doc:"1 is next; only while queued and when the gate answered"`
-	Result           *string             `json:"result"`
-	ResultTruncated  bool                `json:"result_truncated,omitempty" doc:"result is only the beginning; lists always cut at 2000 characters"`
-	Error            *string             `json:"error"`
-	ErrorCode        contract.ErrorCode  `json:"error_code,omitempty"`
-	StopReason       *string             `json:"stop_reason"`
-	AdmissionFailure bool                `json:"admission_failure,omitempty" doc:"the task never got a slot, so no attempt was spent"`
-	CancelRequested  bool                `json:"cancel_requested,omitempty"`
-	Executor         string              `json:"executor,omitempty"`
-	ModelName        *string             `json:"model_name"`
-	Usage            *contract.Usage     `json:"usage"`
-	QueuedAt         time.Time           `json:"queued_at"`
-	StartedAt        *time.Time          `json:"started_at"`
-	FinishedAt       *time.Time          `json:"finished_at"`
-	TraceID          string              `json:"trace_id"`
+	TaskID           contract.TaskID          `json:"task_id"`
+	RunID            contract.RunID           `json:"run_id"`
+	ThreadID         contract.ThreadID        `json:"thread_id"`
+	Status           contract.TaskStatus      `json:"status" enum:"queued,running,completed,failed,cancelled,timed_out"`
+	SubagentType     string                   `json:"subagent_type"`
+	Description      string                   `json:"description"`
+	Attempt          int                      `json:"attempt" doc:"counts from 1; 0 before the first"`
+	QueuePosition    *int                     `json:"queue_position,omitempty" doc:"1 is next; only while queued and when the gate answered"`
+	Result           *string                  `json:"result"`
+	ResultTruncated  bool                     `json:"result_truncated,omitempty" doc:"result is only the beginning; lists always cut at 2000 characters"`
+	Error            *string                  `json:"error"`
+	ErrorCode        contract.ErrorCode       `json:"error_code,omitempty"`
+	StopReason       *string                  `json:"stop_reason"`
+	AdmissionFailure bool                     `json:"admission_failure,omitempty" doc:"the task never got a slot, so no attempt was spent"`
+	CancelRequested  bool                     `json:"cancel_requested,omitempty"`
+	Executor         string                   `json:"executor,omitempty"`
+	ModelName        *string                  `json:"model_name"`
+	Usage            *contract.Usage          `json:"usage"`
+	Receipts         []contract.Receipt       `json:"receipts,omitempty" doc:"evidence of tool calls, made by the executor; left out of lists"`
+	ReceiptVerdict   *contract.ReceiptVerdict `json:"receipt_verdict,omitempty" doc:"whether the calls that the result cites happened, not whether its claims are right"`
+	QueuedAt         time.Time                `json:"queued_at"`
+	StartedAt        *time.Time               `json:"started_at"`
+	FinishedAt       *time.Time               `json:"finished_at"`
+	TraceID          string                   `json:"trace_id"`
 }
 
 // TaskOf shows a task's record.
 func TaskOf(r contract.TaskRecord) Task {
+	verdict := r.ReceiptVerdict
+	if verdict != nil && verdict.Validate() != nil {
+		verdict = nil
+	}
 	return Task{
 		TaskID: r.TaskID, RunID: r.RunID, ThreadID: r.ThreadID, Status: r.State.Status(),
 		SubagentType: r.SubagentType, Description: r.Description, Attempt: r.Attempt,
 		Result: text(r.Result), ResultTruncated: r.ResultTruncated, Error: text(r.Error), ErrorCode: r.ErrorCode,
 		StopReason: text(string(r.StopReason)), AdmissionFailure: r.AdmissionFailure, CancelRequested: r.CancelRequested,
 		Executor: r.Executor, ModelName: text(r.ModelName), Usage: r.Usage,
+		Receipts: r.Receipts, ReceiptVerdict: verdict,
 		QueuedAt: r.QueuedAt, StartedAt: r.StartedAt, FinishedAt: r.FinishedAt, TraceID: TraceID(r.TraceParent),
 	}
 }

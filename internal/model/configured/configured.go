@@ -25,7 +25,7 @@ func Open(env *process.Env, log zerolog.Logger) (*model.Registry, error) {
 		specs = append(specs, open.Spec{
 			Name: m.Name, Provider: m.Provider, Model: m.Model, BaseURL: m.BaseURL, APIKeyEnv: m.APIKeyEnv, Script: m.Script,
 			RequestTimeout: time.Duration(m.RequestTimeoutSeconds) * time.Second, IdleTimeout: time.Duration(m.IdleTimeoutSeconds) * time.Second,
-			MaxRetries: m.MaxRetries,
+			MaxOutputTokens: m.MaxOutputTokens, MaxRetries: m.MaxRetries,
 		})
 	}
 	return open.OpenWithLog(specs, log)

@@ -10,11 +10,12 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
-	"regexp"
 	"sync"
 	"testing"
 	"time"
 	"unicode/utf8"
+
+	"github.com/herdgate/herdgate/internal/model/fakeserver"
 )
 
 // maxRequest bounds a request body.
@@ -358,73 +359,5 @@ func (s *Server) hold(r *http.Request) {
 	}
 }
 
-var nameForm = regexp.MustCompile(`^[a-zA-Z0-9_-]{1,64}$`)
-
 // Check says what a strict provider would refuse in a request, or "".
-func Check(r Request) string {
-	switch {
-	case !utf8.Valid(r.Body):
-		return "the body is no valid UTF-8"
-	case r.Model == "":
-		return "model is missing"
-	case len(r.Messages) == 0:
-		return "messages is empty"
-	}
-	open := map[string]bool{}
-	for i, m := range r.Messages {
-		at := fmt.Sprintf("messages[%d]", i)
-		var text *string
-		if len(m.Content) > 0 && json.Unmarshal(m.Content, &text) != nil {
-			return at + ": content is neither a string nor null"
-		}
-		if m.Role == "tool" {
-			switch {
-			case m.ToolCallID == nil || !open[*m.ToolCallID]:
-				return at + ": a tool message must follow the call with its tool_call_id"
-			case text == nil:
-				return at + ": content is missing"
-			}
-			delete(open, *m.ToolCallID)
-			continue
-		}
-		if len(open) > 0 {
-			return fmt.Sprintf("%s: %d tool calls before it have no tool message", at, len(open))
-		}
-		switch m.Role {
-		case "system", "user":
-			if text == nil {
-				return at + ": content is missing"
-			}
-		case "assistant":
-			if text == nil && len(m.ToolCalls) == 0 {
-				return at + ": content is null without tool_calls"
-			}
-			for j, c := range m.ToolCalls {
-				at := fmt.Sprintf("%s.tool_calls[%d]", at, j)
-				var args map[string]any
-				switch {
-				case c.ID == "" || open[c.ID]:
-					return at + ": id is blank or repeated"
-				case c.Type != "function":
-					return at + ": type is not function"
-				case !nameForm.MatchString(c.Function.Name):
-					return fmt.Sprintf("%s: name %q is not valid", at, c.Function.Name)
-				case json.Unmarshal([]byte(c.Function.Arguments), &args) != nil || args == nil:
-					return at + ": arguments is no JSON object"
-				}
-				open[c.ID] = true
-			}
-		default:
-			return fmt.Sprintf("%s: role %q", at, m.Role)
-		}
-	}
-	if len(open) > 0 {
-		return fmt.Sprintf("%d tool calls at the end have no tool message", len(open))
-	}
-	for i, t := range r.Tools {
-		if !nameForm.MatchString(t.Function.Name) {
-			return fmt.Sprintf("tools[%d]: name %q is not valid", i, t.Function.Name)
-		}
-	}
-	return ""
-}
+func Check(r Request) string { return fakeserver.CheckChat(r.Body) }

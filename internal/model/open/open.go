@@ -2,7 +2,6 @@
 package open
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"time"
@@ -10,19 +9,21 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/herdgate/herdgate/internal/model"
+	"github.com/herdgate/herdgate/internal/model/anthropic"
 	"github.com/herdgate/herdgate/internal/model/openai"
+	"github.com/herdgate/herdgate/internal/model/provider"
 	"github.com/herdgate/herdgate/internal/model/retry"
 	"github.com/herdgate/herdgate/internal/model/script"
 )
 
 // Providers lists the providers of this build.
-func Providers() []string { return []string{"openai", "script"} }
+func Providers() []string { return []string{"openai", "anthropic", "script"} }
 
 // Spec describes one model, as configured.
 type Spec struct {
 	// Name is unique among the models.
 	Name string
-	// Provider is openai or script; anthropic can be configured, not yet asked.
+	// Provider is one of [Providers].
 	Provider string
 	// Model is the provider's name of the model; script takes its own.
 	Model   string
@@ -35,6 +36,8 @@ type Spec struct {
 	ScriptData []byte
 	// RequestTimeout and IdleTimeout: 0 takes the provider's default.
 	RequestTimeout, IdleTimeout time.Duration
+	// MaxOutputTokens bounds one answer; 0 takes the provider's default.
+	MaxOutputTokens int
 	// MaxRetries: 0 is no retry.
 	MaxRetries int
 	// RetryBase is the first wait between tries: 0 is 500 ms, for scripts 20 ms.
@@ -43,8 +46,7 @@ type Spec struct {
 }
 
 // Open returns the models of specs with their retries, the first one being the
-// default. A model whose provider this build lacks fails when it is asked, so
-// that a shared configuration does not stop everything else.
+// default.
 func Open(specs []Spec) (*model.Registry, error) { return OpenWithLog(specs, zerolog.Nop()) }
 
 // OpenWithLog is [Open]; retries are logged to log.
@@ -69,21 +71,25 @@ func open(s Spec) (model.Model, error) {
 	}
 	switch s.Provider {
 	case "openai":
-		return openai.New(openai.Config{
-			Name: s.Name, Model: s.Model, BaseURL: s.BaseURL,
-			Key:            func() string { return lookup(s.APIKeyEnv) },
-			RequestTimeout: s.RequestTimeout, IdleTimeout: s.IdleTimeout,
-		})
+		return openai.New(s.config())
+	case "anthropic":
+		return anthropic.New(s.config())
 	case "script":
 		parsed, err := loadScript(s)
 		if err != nil {
 			return nil, fmt.Errorf("model %q: %w", s.Name, err)
 		}
 		return script.New(s.Name, parsed), nil
-	case "anthropic":
-		return missing{s}, nil
 	}
-	return nil, fmt.Errorf("model %q: provider is %q; want one of %q", s.Name, s.Provider, append(Providers(), "anthropic"))
+	return nil, fmt.Errorf("model %q: provider is %q; want one of %q", s.Name, s.Provider, Providers())
+}
+
+func (s Spec) config() provider.Config {
+	return provider.Config{
+		Name: s.Name, Model: s.Model, BaseURL: s.BaseURL,
+		Key:            func() string { return lookup(s.APIKeyEnv) },
+		RequestTimeout: s.RequestTimeout, IdleTimeout: s.IdleTimeout, MaxOutputTokens: s.MaxOutputTokens,
+	}
 }
 
 func loadScript(s Spec) (*script.Script, error) {
@@ -101,19 +107,6 @@ func lookup(env string) string {
 		return ""
 	}
 	return os.Getenv(env)
-}
-
-// missing is a model whose provider this build does not have.
-type missing struct{ spec Spec }
-
-func (m missing) Name() string      { return m.spec.Name }
-func (m missing) ModelName() string { return m.spec.Model }
-
-func (m missing) Generate(context.Context, model.Request, func(model.Delta)) (model.Response, error) {
-	return model.Response{}, &model.Error{
-		Kind: model.KindPermanent, Code: "provider_unavailable",
-		Message: fmt.Sprintf("model %q: provider %q is not available in this build; available are %q", m.spec.Name, m.spec.Provider, Providers()),
-	}
 }
 
 func retryBase(s Spec) time.Duration {

@@ -2,7 +2,7 @@ package open_test
 
 import (
 	"bufio"
-	"errors"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -12,8 +12,10 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/herdgate/herdgate/internal/model"
+	"github.com/herdgate/herdgate/internal/model/fakeserver"
 	"github.com/herdgate/herdgate/internal/model/modeltest"
 	"github.com/herdgate/herdgate/internal/model/open"
+	"github.com/herdgate/herdgate/internal/model/script"
 )
 
 func TestMain(m *testing.M) {
@@ -41,12 +43,12 @@ func TestOpen(t *testing.T) {
 		{Name: "main", Provider: "openai", Model: "fake-1", BaseURL: s.URL(), APIKeyEnv: "TEST_MODEL_KEY", MaxRetries: 1, RetryBase: time.Millisecond},
 		{Name: "offline", Provider: "script", Script: path, MaxRetries: 1},
 		{Name: "data", Provider: "script", ScriptData: []byte(`default: {turns: [{text: data}]}`)},
-		{Name: "claude", Provider: "anthropic", Model: "c"},
+		{Name: "claude", Provider: "anthropic", Model: "fake-2", BaseURL: served(t, `default: {turns: [{text: from the other server}]}`), APIKeyEnv: "TEST_MODEL_KEY"},
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, want := range map[string]string{"": "from the server", "offline": "from the script", "data": "data"} {
+	for name, want := range map[string]string{"": "from the server", "offline": "from the script", "data": "data", "claude": "from the other server"} {
 		if got, err := ask(t, r, name); err != nil || got != want {
 			t.Errorf("%q answers %q, %v; want %q", name, got, err, want)
 		}
@@ -54,11 +56,22 @@ func TestOpen(t *testing.T) {
 	if got := s.Requests()[1].Header.Get("Authorization"); got != "Bearer k1" {
 		t.Errorf("Authorization = %q", got)
 	}
-	_, err = ask(t, r, "claude")
-	var e *model.Error
-	if !errors.As(err, &e) || e.Kind != model.KindPermanent || !strings.Contains(e.Message, "not available in this build") || !strings.Contains(e.Message, "script") {
-		t.Errorf("anthropic = %v, want an error that names the providers", err)
+}
+
+// served runs a strict server with a script and gives its base URL.
+func served(t *testing.T, rules string) string {
+	t.Helper()
+	parsed, err := script.Parse("rules", []byte(rules))
+	if err != nil {
+		t.Fatal(err)
 	}
+	fake := fakeserver.New(parsed)
+	s := httptest.NewServer(fake)
+	t.Cleanup(func() {
+		fake.Close()
+		s.Close()
+	})
+	return s.URL + "/v1"
 }
 
 // F-122: every odd Retry-After leads to a bounded wait, and then to the answer.

@@ -1,8 +1,6 @@
 package openai
 
 import (
-	"crypto/rand"
-	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -13,22 +11,27 @@ import (
 	"github.com/tidwall/gjson"
 
 	"github.com/herdgate/herdgate/internal/model"
+	"github.com/herdgate/herdgate/internal/model/provider"
 	"github.com/herdgate/herdgate/pkg/contract"
 )
 
 // assembly puts an answer together out of what streams in.
 type assembly struct {
 	onDelta func(model.Delta)
+	display provider.Display
+	source  string
 	used    map[string]bool // ids of calls in the conversation
 	text    strings.Builder
 	refusal strings.Builder
-	calls   []*partial
-	byIndex map[int64]*partial
-	size    int
-	finish  string
-	done    bool // [DONE] was seen
-	usage   *contract.Usage
-	model   string
+	// reasoning is what some servers want back beside the calls that it led to.
+	reasoning strings.Builder
+	calls     []*partial
+	byIndex   map[int64]*partial
+	size      int
+	finish    string
+	done      bool // [DONE] was seen
+	usage     *contract.Usage
+	model     string
 }
 
 // partial is a call that is still coming in.
@@ -38,27 +41,11 @@ type partial struct {
 	args strings.Builder
 }
 
-func (p *partial) complete() bool { return isObject(p.args.String()) }
+func (p *partial) complete() bool { return provider.IsObject(p.args.String()) }
 
-func newAssembly(req model.Request, onDelta func(model.Delta)) *assembly {
-	a := &assembly{onDelta: onDelta, used: map[string]bool{}, byIndex: map[int64]*partial{}}
-	for _, m := range req.Messages {
-		for _, c := range m.ToolCalls {
-			a.used[c.ID] = true
-		}
-	}
-	return a
+func newAssembly(req model.Request, source string, onDelta func(model.Delta)) *assembly {
+	return &assembly{onDelta: onDelta, display: provider.Display{OnDelta: onDelta}, source: source, used: provider.UsedIDs(req), byIndex: map[int64]*partial{}}
 }
-
-// broken is an answer that is not whole.
-type broken struct{ code, text string }
-
-func (b *broken) Error() string { return b.text }
-
-// providerError is an error object inside an answer of status 200 (F-116).
-type providerError struct{ kind, code, message string }
-
-func (e *providerError) Error() string { return e.message }
 
 func (a *assembly) stream(dec ssestream.Decoder, alive func()) error {
 	for dec.Next() {
@@ -77,7 +64,7 @@ func (a *assembly) stream(dec ssestream.Decoder, alive func()) error {
 		}
 		var chunk sdk.ChatCompletionChunk
 		if err := json.Unmarshal([]byte(data), &chunk); err != nil {
-			return &broken{"malformed", "the stream holds a line that is no JSON: " + err.Error()}
+			return provider.Break("malformed", "the stream holds a line that is no JSON: "+err.Error())
 		}
 		if err := a.add(chunk); err != nil {
 			return err
@@ -98,16 +85,30 @@ func errorIn(event, data string) error {
 		}
 		e = gjson.Parse(data)
 	}
-	pe := &providerError{kind: e.Get("type").String(), code: e.Get("code").String(), message: e.Get("message").String()}
-	if pe.message == "" {
-		pe.message = e.String()
+	pe := &provider.StreamError{Type: e.Get("type").String(), Code: e.Get("code").String(), Message: e.Get("message").String()}
+	if pe.Message == "" {
+		pe.Message = e.String()
 	}
 	return pe
 }
 
+// reasoning is a block of [model.Native].
+type reasoning struct {
+	Content string `json:"reasoning_content"`
+}
+
+// think takes in reasoning, which is an addition to the protocol that several
+// servers have made and the library does not know.
+func (a *assembly) think(raw string) {
+	if r := gjson.Get(raw, "reasoning_content"); r.Type == gjson.String {
+		a.reasoning.WriteString(r.Str)
+		a.size += len(r.Str)
+	}
+}
+
 func (a *assembly) add(chunk sdk.ChatCompletionChunk) error {
 	if chunk.Model != "" {
-		a.model = clean(chunk.Model)
+		a.model = provider.Clean(chunk.Model)
 	}
 	if chunk.JSON.Usage.Valid() {
 		a.count(chunk.Usage)
@@ -119,18 +120,19 @@ func (a *assembly) add(chunk sdk.ChatCompletionChunk) error {
 		a.size += len(choice.Delta.Content) + len(choice.Delta.Refusal)
 		if s := choice.Delta.Content; s != "" {
 			a.text.WriteString(s)
-			a.onDelta(model.Delta{Text: clean(s)})
+			a.display.Add(s)
 		}
 		a.refusal.WriteString(choice.Delta.Refusal)
+		a.think(choice.Delta.RawJSON())
 		for _, d := range choice.Delta.ToolCalls {
 			a.size += len(d.Function.Arguments) + len(d.Function.Name)
 			a.call(d.Index, d.ID, d.Function.Name, d.Function.Arguments)
 		}
 		if choice.FinishReason != "" {
-			a.finish = clean(choice.FinishReason)
+			a.finish = provider.Finish(choice.FinishReason)
 		}
-		if a.size > maxTextBytes || len(a.calls) > maxCalls {
-			return &broken{"too_large", fmt.Sprintf("the answer has more than %d bytes or %d calls", maxTextBytes, maxCalls)}
+		if a.size > provider.MaxTextBytes || len(a.calls) > provider.MaxCalls {
+			return provider.TooLarge()
 		}
 	}
 	return nil
@@ -172,7 +174,7 @@ func (a *assembly) call(index int64, id, name, args string) {
 	a.byIndex[index] = at
 	if name != "" && name != at.name && at.args.Len() == 0 {
 		at.name += name
-		a.onDelta(model.Delta{ToolCall: clean(at.name)})
+		a.onDelta(model.Delta{ToolCall: provider.Clean(at.name)})
 	}
 	at.args.WriteString(args)
 }
@@ -236,34 +238,35 @@ func (a *assembly) whole(r io.Reader) error {
 	}
 	var c sdk.ChatCompletion
 	if err := json.Unmarshal(b, &c); err != nil {
-		return &broken{"malformed", "the answer is no JSON: " + err.Error()}
+		return provider.Break("malformed", "the answer is no JSON: "+err.Error())
 	}
 	if c.Model != "" {
-		a.model = clean(c.Model)
+		a.model = provider.Clean(c.Model)
 	}
 	if c.JSON.Usage.Valid() {
 		a.count(c.Usage)
 	}
 	if len(c.Choices) == 0 {
-		return &broken{"empty_answer", "the answer holds no choice"}
+		return provider.Break("empty_answer", "the answer holds no choice")
 	}
 	msg := c.Choices[0].Message
 	a.text.WriteString(msg.Content)
 	a.refusal.WriteString(msg.Refusal)
+	a.think(msg.RawJSON())
 	if msg.Content != "" {
-		a.onDelta(model.Delta{Text: clean(msg.Content)})
+		a.onDelta(model.Delta{Text: provider.Clean(msg.Content)})
 	}
-	a.finish = clean(string(c.Choices[0].FinishReason))
+	a.finish = provider.Finish(string(c.Choices[0].FinishReason))
 	for _, t := range msg.ToolCalls {
 		p := &partial{id: t.ID, name: t.Function.Name}
 		p.args.WriteString(t.Function.Arguments)
 		a.calls = append(a.calls, p)
 		a.size += len(t.Function.Arguments)
-		a.onDelta(model.Delta{ToolCall: clean(p.name)})
+		a.onDelta(model.Delta{ToolCall: provider.Clean(p.name)})
 	}
 	a.done = true
-	if a.size += len(msg.Content); a.size > maxTextBytes || len(a.calls) > maxCalls {
-		return &broken{"too_large", fmt.Sprintf("the answer has more than %d bytes or %d calls", maxTextBytes, maxCalls)}
+	if a.size += len(msg.Content); a.size > provider.MaxTextBytes || len(a.calls) > provider.MaxCalls {
+		return provider.TooLarge()
 	}
 	return nil
 }
@@ -271,19 +274,18 @@ func (a *assembly) whole(r io.Reader) error {
 // response gives the whole answer, or an error for one that broke off.
 func (a *assembly) response(configured string) (model.Response, error) {
 	if a.finish == "" && !(a.done && (a.text.Len() > 0 || len(a.calls) > 0)) {
-		return model.Response{}, &broken{"disconnected", "the stream ended before the answer did"}
+		return model.Response{}, provider.Break("disconnected", "the stream ended before the answer did")
 	}
-	msg := model.Message{Role: model.RoleAssistant, Text: clean(a.text.String()), FinishReason: a.finish}
-	if msg.Text == "" {
-		msg.Text = clean(a.refusal.String())
+	msg := model.Message{Role: model.RoleAssistant, Text: provider.Clean(a.text.String()), FinishReason: a.finish}
+	if msg.Text == "" && a.refusal.Len() > 0 {
+		msg.Text = provider.Clean(a.refusal.String())
+		if a.finish == "" || a.finish == "stop" {
+			msg.FinishReason = "refusal"
+		}
 	}
 	for _, p := range a.calls {
-		id := clean(p.id)
-		if strings.TrimSpace(id) == "" || a.used[id] {
-			id = newCallID()
-		}
-		a.used[id] = true
-		msg.ToolCalls = append(msg.ToolCalls, model.ToolCall{ID: id, Name: clean(p.name), Args: clean(p.args.String())})
+		id := provider.FreeID(p.id, a.used)
+		msg.ToolCalls = append(msg.ToolCalls, model.ToolCall{ID: id, Name: provider.Clean(p.name), Args: provider.Clean(p.args.String())})
 	}
 	if msg.FinishReason == "" {
 		msg.FinishReason = "stop"
@@ -291,15 +293,16 @@ func (a *assembly) response(configured string) (model.Response, error) {
 			msg.FinishReason = "tool_calls"
 		}
 	}
+	if len(msg.ToolCalls) > 0 && a.reasoning.Len() > 0 {
+		block, err := json.Marshal(reasoning{provider.Clean(a.reasoning.String())})
+		if err != nil {
+			return model.Response{}, fmt.Errorf("keep the reasoning of the answer: %w", err)
+		}
+		msg.Native = &model.Native{Source: a.source, Blocks: []json.RawMessage{block}}
+	}
 	res := model.Response{Message: msg, Usage: a.usage, Model: a.model}
 	if res.Model == "" {
 		res.Model = configured
 	}
 	return res, nil
-}
-
-func newCallID() string {
-	var b [12]byte
-	_, _ = rand.Read(b[:]) // never fails
-	return "call_" + hex.EncodeToString(b[:])
 }

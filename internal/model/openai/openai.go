@@ -15,10 +15,8 @@ import (
 	"fmt"
 	"io"
 	"mime"
-	"net"
 	"net/http"
 	"strings"
-	"time"
 
 	sdk "github.com/openai/openai-go/v3"
 	"github.com/openai/openai-go/v3/option"
@@ -27,41 +25,19 @@ import (
 	"github.com/openai/openai-go/v3/shared"
 
 	"github.com/herdgate/herdgate/internal/model"
+	"github.com/herdgate/herdgate/internal/model/provider"
 )
 
-// Limits and defaults.
-const (
-	DefaultBaseURL        = "https://api.openai.com/v1/"
-	DefaultRequestTimeout = 600 * time.Second
-	DefaultIdleTimeout    = 60 * time.Second
+// DefaultBaseURL is the vendor's own address.
+const DefaultBaseURL = "https://api.openai.com/v1/"
 
-	maxAnswerBytes = 64 << 20 // of one response body
-	maxTextBytes   = 8 << 20  // of text and arguments together
-	maxCalls       = 256
-)
-
-var (
-	errIdle    = errors.New("no data within the idle timeout")
-	errRequest = errors.New("not finished within the request timeout")
-)
-
-// Config describes one model.
-type Config struct {
-	// Name is the configured name, Model the server's name for it.
-	Name, Model string
-	// BaseURL is the server's address with its version; empty is DefaultBaseURL.
-	BaseURL string
-	// Key gives the API key; it is asked at every request and may give "", which
-	// local servers allow. Nil is "".
-	Key func() string
-	// RequestTimeout bounds one request as a whole, IdleTimeout the time without
-	// data in it, comments not counted. Zero takes the defaults.
-	RequestTimeout, IdleTimeout time.Duration
-}
+// Config describes one model. Its base URL holds the version.
+type Config = provider.Config
 
 // Model asks one model of one server.
 type Model struct {
 	cfg    Config
+	source string
 	client sdk.Client
 	http   *http.Client
 }
@@ -70,35 +46,11 @@ var _ model.Model = (*Model)(nil)
 
 // New returns a model. It connects to nothing yet.
 func New(cfg Config) (*Model, error) {
-	if cfg.Model == "" {
-		return nil, fmt.Errorf("model %q: model is empty; want the provider's name of it", cfg.Name)
+	cfg, err := cfg.Checked(DefaultBaseURL)
+	if err != nil {
+		return nil, err
 	}
-	if cfg.BaseURL == "" {
-		cfg.BaseURL = DefaultBaseURL
-	}
-	if !strings.HasPrefix(cfg.BaseURL, "http://") && !strings.HasPrefix(cfg.BaseURL, "https://") {
-		return nil, fmt.Errorf("model %q: base_url does not begin with http:// or https://", cfg.Name)
-	}
-	if cfg.RequestTimeout <= 0 {
-		cfg.RequestTimeout = DefaultRequestTimeout
-	}
-	if cfg.IdleTimeout <= 0 {
-		cfg.IdleTimeout = DefaultIdleTimeout
-	}
-	if cfg.Key == nil {
-		cfg.Key = func() string { return "" }
-	}
-	transport := &http.Transport{
-		Proxy:                 http.ProxyFromEnvironment,
-		DialContext:           (&net.Dialer{Timeout: 10 * time.Second, KeepAlive: 30 * time.Second}).DialContext,
-		ForceAttemptHTTP2:     true,
-		MaxIdleConns:          64,
-		MaxIdleConnsPerHost:   64,
-		IdleConnTimeout:       60 * time.Second,
-		TLSHandshakeTimeout:   10 * time.Second,
-		ExpectContinueTimeout: time.Second,
-	}
-	m := &Model{cfg: cfg, http: &http.Client{Transport: transport}}
+	m := &Model{cfg: cfg, source: cfg.Source("openai"), http: provider.NewHTTPClient()}
 	// The SDK's own constructor reads keys and addresses from the environment,
 	// which must not reach another server than the one that is configured.
 	m.client = sdk.Client{Options: []option.RequestOption{
@@ -126,31 +78,22 @@ func (m *Model) Generate(ctx context.Context, req model.Request, onDelta func(mo
 	if ctx.Err() != nil {
 		return model.Response{}, context.Cause(ctx)
 	}
-	params, err := buildParams(m.cfg.Model, req)
+	params, err := buildParams(m.cfg, m.source, req)
 	if err != nil {
-		return model.Response{}, &model.Error{Kind: model.KindPermanent, Code: "invalid_request", Message: err.Error(), Err: err}
+		return model.Response{}, provider.Invalid(err)
 	}
-	inner, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	deadline := time.AfterFunc(m.cfg.RequestTimeout, func() { cancel(errRequest) })
-	defer deadline.Stop()
-	idle := time.AfterFunc(m.cfg.IdleTimeout, func() { cancel(errIdle) })
-	defer idle.Stop()
+	return m.cfg.Call(ctx, onDelta, func(ctx context.Context, alive func()) (model.Response, error) {
+		return m.ask(ctx, params, req, onDelta, alive)
+	}, status)
+}
 
-	res, err := m.ask(inner, params, req, onDelta, func() {
-		idle.Reset(m.cfg.IdleTimeout)
-		onDelta(model.Delta{}) // reasoning and arguments show nothing, but are life
-	})
-	if err == nil {
-		return res, nil
+// status finds a refusal of the server.
+func status(err error) *provider.Status {
+	var s *sdk.Error
+	if !errors.As(err, &s) {
+		return nil
 	}
-	if ctx.Err() != nil {
-		return model.Response{}, context.Cause(ctx)
-	}
-	if cause := context.Cause(inner); cause != nil {
-		return model.Response{}, m.timeout(cause)
-	}
-	return model.Response{}, m.explain(err)
+	return &provider.Status{Code: s.StatusCode, Type: s.Type, Name: s.Code, Message: s.Message, Raw: s.RawJSON(), Response: s.Response}
 }
 
 func (m *Model) ask(ctx context.Context, params sdk.ChatCompletionNewParams, req model.Request, onDelta func(model.Delta), alive func()) (model.Response, error) {
@@ -165,8 +108,8 @@ func (m *Model) ask(ctx context.Context, params sdk.ChatCompletionNewParams, req
 	body := raw.Body
 	defer body.Close()
 	alive()
-	limited := &boundedBody{r: body, left: maxAnswerBytes}
-	a := newAssembly(req, onDelta)
+	limited := provider.Bound(body)
+	a := newAssembly(req, m.source, onDelta)
 	var err error
 	if media, _, _ := mime.ParseMediaType(raw.Header.Get("Content-Type")); media == "application/json" {
 		err = a.whole(limited) // the server does not stream
@@ -185,32 +128,24 @@ func (m *Model) ask(ctx context.Context, params sdk.ChatCompletionNewParams, req
 	return a.response(m.cfg.Model)
 }
 
-// boundedBody ends a body that never ends by itself.
-type boundedBody struct {
-	r    io.Reader
-	left int
-}
-
-var errTooLong = errors.New("the answer is larger than 64 MiB")
-
-func (b *boundedBody) Read(p []byte) (int, error) {
-	if b.left <= 0 {
-		return 0, errTooLong
-	}
-	n, err := b.r.Read(p[:min(len(p), b.left)])
-	b.left -= n
-	return n, err
-}
-
 // buildParams writes the request in the protocol's form. Whatever is in the
 // conversation, a strict server must be able to accept it (F-102, F-104, F-108).
-func buildParams(name string, req model.Request) (sdk.ChatCompletionNewParams, error) {
+func buildParams(cfg Config, source string, req model.Request) (sdk.ChatCompletionNewParams, error) {
 	p := sdk.ChatCompletionNewParams{
-		Model:         name,
+		Model:         cfg.Model,
 		StreamOptions: sdk.ChatCompletionStreamOptionsParam{IncludeUsage: param.NewOpt(true)},
 	}
-	for _, msg := range req.Messages {
-		text := clean(msg.Text)
+	if cfg.MaxOutputTokens > 0 {
+		p.MaxCompletionTokens = param.NewOpt(int64(cfg.MaxOutputTokens))
+	}
+	asked := 0 // where the newest question stands
+	for i, msg := range req.Messages {
+		if msg.Role == model.RoleUser {
+			asked = i
+		}
+	}
+	for i, msg := range req.Messages {
+		text := provider.Clean(msg.Text)
 		switch msg.Role {
 		case model.RoleSystem:
 			p.Messages = append(p.Messages, sdk.SystemMessage(text))
@@ -222,11 +157,19 @@ func buildParams(name string, req model.Request) (sdk.ChatCompletionNewParams, e
 			// Content is always a string: null is refused by some servers.
 			am := sdk.ChatCompletionAssistantMessageParam{}
 			am.Content.OfString = param.NewOpt(text)
+			// Reasoning belongs to the calls of the present question; servers that
+			// want it refuse or ignore that of earlier ones.
+			if blocks := msg.Native.From(source); len(blocks) == 1 && i > asked && len(msg.ToolCalls) > 0 {
+				var r reasoning
+				if json.Unmarshal(blocks[0], &r) == nil && r.Content != "" {
+					am.SetExtraFields(map[string]any{"reasoning_content": r.Content})
+				}
+			}
 			for _, c := range msg.ToolCalls {
 				am.ToolCalls = append(am.ToolCalls, sdk.ChatCompletionMessageToolCallUnionParam{
 					OfFunction: &sdk.ChatCompletionMessageFunctionToolCallParam{
 						ID:       c.ID,
-						Function: sdk.ChatCompletionMessageFunctionToolCallFunctionParam{Name: replayName(c.Name), Arguments: replayArgs(c.Args)},
+						Function: sdk.ChatCompletionMessageFunctionToolCallFunctionParam{Name: provider.ReplayName(c.Name), Arguments: provider.ReplayArgs(c.Args)},
 					},
 				})
 			}
@@ -249,40 +192,3 @@ func buildParams(name string, req model.Request) (sdk.ChatCompletionNewParams, e
 	}
 	return p, nil
 }
-
-// replayArgs gives arguments that a server can parse: broken ones are quoted
-// shortly inside an object instead of being sent as they are.
-func replayArgs(args string) string {
-	if isObject(args) {
-		return clean(args)
-	}
-	if strings.TrimSpace(args) == "" {
-		return "{}"
-	}
-	quote := []rune(clean(args))
-	if len(quote) > 200 {
-		quote = append(quote[:200], '…')
-	}
-	b, _ := json.Marshal(map[string]string{"invalid_arguments": string(quote)}) // a map of strings cannot fail
-	return string(b)
-}
-
-// replayName gives a name that a server accepts.
-func replayName(name string) string {
-	out := strings.Map(func(r rune) rune {
-		if r == '_' || r == '-' || r >= '0' && r <= '9' || r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' {
-			return r
-		}
-		return '_'
-	}, name)
-	if out == "" {
-		return "unnamed_tool"
-	}
-	return out[:min(len(out), 64)]
-}
-
-func isObject(s string) bool {
-	return strings.HasPrefix(strings.TrimLeft(s, " \t\r\n"), "{") && json.Valid([]byte(s))
-}
-
-func clean(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }

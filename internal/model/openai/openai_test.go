@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net/http"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -197,7 +196,7 @@ func TestAssembly(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			as := newAssembly(model.Request{}, func(model.Delta) {})
+			as := newAssembly(model.Request{}, "", func(model.Delta) {})
 			for _, p := range c.deltas {
 				as.call(p.index, p.id, p.name, p.args)
 			}
@@ -541,20 +540,6 @@ func TestUnreachable(t *testing.T) {
 	}
 }
 
-// F-122
-func TestRetryAfter(t *testing.T) {
-	t.Parallel()
-	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
-	for in, want := range map[string]time.Duration{
-		"": 0, "0": 0, "-5": 0, "abc": 0, "NaN": 0, "99999999": 24 * time.Hour, "1e9": 24 * time.Hour, "Inf": 24 * time.Hour, "2.5": 2500 * time.Millisecond,
-		"Thu, 01 Jan 1998 00:00:00 GMT": 0, "Fri, 31 Dec 2199 23:59:59 GMT": 24 * time.Hour, "Fri, 02 Jan 2026 03:04:15 GMT": 10 * time.Second,
-	} {
-		if got := retryAfter(&http.Response{Header: http.Header{"Retry-After": {in}}}, now); got != want {
-			t.Errorf("retryAfter(%q) = %v, want %v", in, got, want)
-		}
-	}
-}
-
 func TestNew(t *testing.T) {
 	t.Parallel()
 	for _, cfg := range []Config{{Name: "a"}, {Name: "a", Model: "m", BaseURL: "localhost:1"}} {
@@ -575,7 +560,7 @@ func FuzzStream(f *testing.F) {
 		f.Add(b)
 	}
 	f.Fuzz(func(t *testing.T, body []byte) {
-		a := newAssembly(model.Request{}, func(d model.Delta) {
+		a := newAssembly(model.Request{}, "", func(d model.Delta) {
 			if !utf8.ValidString(d.Text + d.ToolCall) {
 				t.Errorf("delta %+q is no UTF-8", d.Text+d.ToolCall)
 			}
@@ -602,7 +587,7 @@ func FuzzStream(f *testing.F) {
 		}
 		// It can be replayed to a strict server.
 		req := follow(model.Request{Messages: []model.Message{{Role: model.RoleUser, Text: "x"}}}, res)
-		p, err := buildParams("m", req)
+		p, err := buildParams(Config{Model: "m"}, "", req)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -19,8 +19,8 @@
 // A turn with a fault fails as a provider would. The next call with the very same
 // conversation, which is what a retry is, gets the turn after it; once a call has
 // succeeded the conversation's faults are armed again. Faults after which no turn
-// is left stay: the last one repeats. malformed_tool_args is an answer, not a
-// failure: its calls carry arguments that are cut in the middle.
+// is left stay: the last one repeats. Some faults are those of an answer, not
+// failures: malformed_tool_args has calls whose arguments are cut in the middle.
 //
 // # Templates
 //

@@ -50,7 +50,10 @@ type turn struct {
 	usage  *contract.Usage
 	delay  time.Duration
 	finish string
-	fault  fault
+	fault  Fault
+	// retryAfter is what a refusal asks for, as it is written.
+	retryAfter string
+	reasoning  string
 }
 
 type call struct {
@@ -58,21 +61,46 @@ type call struct {
 	args value
 }
 
-// fault is what goes wrong in a turn; "" is nothing.
-type fault string
+// Fault is what goes wrong in a turn; "" is nothing.
+type Fault string
 
+// The faults after which there is no answer. Behind a server each is what its name
+// says; without one, all are failures that pass.
 const (
-	faultHTTP500    fault = "http_500"
-	faultTimeout    fault = "timeout"
-	faultRateLimit  fault = "rate_limit"
-	faultMalformed  fault = "malformed_tool_args"
-	faultDisconnect fault = "disconnect_mid_stream"
+	FaultHTTP500       Fault = "http_500"
+	FaultRateLimit     Fault = "rate_limit"            // status 429, with retry_after if the turn has one
+	FaultOverloaded    Fault = "overloaded"            // status 529
+	FaultTimeout       Fault = "timeout"               // the request is taken, nothing follows
+	FaultReset         Fault = "connection_reset"      // before any answer
+	FaultDisconnect    Fault = "disconnect_mid_stream" // the connection breaks in the middle of the answer
+	FaultCut           Fault = "cut_stream"            // the stream ends in order, the answer does not
+	FaultSilence       Fault = "silence"               // half of the answer, then nothing on an open line
+	FaultComments      Fault = "comments_only"         // signs that the line is open, without end
+	FaultErrorInStream Fault = "error_in_stream"       // an error event after half of the answer
 )
 
-var faults = []fault{faultHTTP500, faultTimeout, faultRateLimit, faultMalformed, faultDisconnect}
+// The faults of an answer.
+const (
+	FaultMalformed   Fault = "malformed_tool_args" // cut in the middle
+	FaultCutCall     Fault = "cut_in_tool_call"    // the same, at the token limit
+	FaultBlankIDs    Fault = "blank_call_ids"
+	FaultRepeatedIDs Fault = "repeated_call_ids"
+	FaultSplitUTF8   Fault = "split_utf8"   // pieces that end inside a character; behind a server only
+	FaultOutOfOrder  Fault = "out_of_order" // pieces of several calls in turn; behind a server only
+	FaultNullUsage   Fault = "null_usage"
+)
 
-// fails reports whether a turn with the fault gives an error, not an answer.
-func (f fault) fails() bool { return f != "" && f != faultMalformed }
+var (
+	failing = []Fault{
+		FaultHTTP500, FaultRateLimit, FaultOverloaded, FaultTimeout, FaultReset, FaultDisconnect, FaultCut, FaultSilence, FaultComments, FaultErrorInStream,
+	}
+	faults = append(slices.Clip(failing), FaultMalformed, FaultCutCall, FaultBlankIDs, FaultRepeatedIDs, FaultSplitUTF8, FaultOutOfOrder, FaultNullUsage)
+	// needCalls are the faults of calls.
+	needCalls = []Fault{FaultMalformed, FaultCutCall, FaultBlankIDs, FaultRepeatedIDs, FaultOutOfOrder}
+)
+
+// Fails reports whether a turn with the fault gives an error, not an answer.
+func (f Fault) Fails() bool { return slices.Contains(failing, f) }
 
 // text is a text that may be a template.
 type text struct {
@@ -274,15 +302,20 @@ func (p *parser) turn(n *yaml.Node) turn {
 		"finish_reason": func(n *yaml.Node) {
 			t.finish = p.str(n, "finish_reason")
 		},
+		"retry_after": func(n *yaml.Node) { t.retryAfter = p.str(n, "retry_after") },
+		"reasoning":   func(n *yaml.Node) { t.reasoning = p.str(n, "reasoning") },
 		"fault": func(n *yaml.Node) {
-			t.fault = fault(p.str(n, "fault"))
+			t.fault = Fault(p.str(n, "fault"))
 			if !slices.Contains(faults, t.fault) {
 				p.fault(n, "fault is %q; want one of %q", clip(string(t.fault), 60), faults)
 			}
 		},
 	})
-	if t.fault == faultMalformed && len(t.calls) == 0 {
-		p.fault(n, "fault malformed_tool_args needs tool_calls in the same turn")
+	if slices.Contains(needCalls, t.fault) && len(t.calls) == 0 {
+		p.fault(n, "fault %s needs tool_calls in the same turn", t.fault)
+	}
+	if t.retryAfter != "" && t.fault != FaultRateLimit && t.fault != FaultOverloaded {
+		p.fault(n, "retry_after needs fault %s or %s in the same turn", FaultRateLimit, FaultOverloaded)
 	}
 	return t
 }
@@ -294,6 +327,9 @@ func (p *parser) usage(n *yaml.Node) *contract.Usage {
 		"input_tokens":  func(n *yaml.Node) { u.InputTokens = p.int(n, "input_tokens", limit) },
 		"output_tokens": func(n *yaml.Node) { u.OutputTokens = p.int(n, "output_tokens", limit) },
 		"total_tokens":  func(n *yaml.Node) { total = p.int(n, "total_tokens", limit) },
+		"cache_read_tokens": func(n *yaml.Node) {
+			u.CacheReadTokens = p.int(n, "cache_read_tokens", limit)
+		},
 	})
 	if u.TotalTokens = total; total < 0 {
 		u.TotalTokens = u.InputTokens + u.OutputTokens

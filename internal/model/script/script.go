@@ -5,11 +5,15 @@ import (
 	"crypto/sha256"
 	"encoding/json"
 	"fmt"
+	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/herdgate/herdgate/internal/model"
 	"github.com/herdgate/herdgate/internal/pause"
+	"github.com/herdgate/herdgate/internal/prompt"
+	"github.com/herdgate/herdgate/pkg/contract"
 )
 
 // maxArmed bounds the conversations whose faults are being counted.
@@ -43,40 +47,71 @@ func (m *Model) ModelName() string {
 	return "script"
 }
 
+// AnySubagent is the agent of a request of which no more is known. It fits the
+// rules of all agents but the lead.
+const AnySubagent = "(sub-agent)"
+
+const lead = "lead"
+
+// Step is what a script says to one request.
+type Step struct {
+	// Message is the answer, or what there would have been of it.
+	Message model.Message
+	// Reasoning is what the model shows of its thoughts.
+	Reasoning string
+	Usage     *contract.Usage
+	Fault     Fault
+	// RetryAfter is what a refusal asks for, as it is written.
+	RetryAfter string
+}
+
+// Next gives the script's step for a request, after the step's delay.
+func (m *Model) Next(ctx context.Context, req model.Request) (Step, error) {
+	if ctx.Err() != nil {
+		return Step{}, context.Cause(ctx)
+	}
+	pos := m.script.replay(req.Agent, req.Messages)
+	turns := pos.turns()
+	if len(turns) == 0 {
+		return Step{Message: noRule(req)}, nil
+	}
+	key := digest(req)
+	t := turns[pick(turns, m.failures(key))]
+	if err := pause.For(ctx, t.delay); err != nil {
+		return Step{}, err
+	}
+	step := Step{Reasoning: t.reasoning, Fault: t.fault, RetryAfter: t.retryAfter}
+	if t.usage != nil && t.fault != FaultNullUsage {
+		u := *t.usage
+		step.Usage = &u
+	}
+	var err error
+	step.Message, err = answer(t, req)
+	if t.fault.Fails() {
+		m.failed(key)
+		return step, nil // a template that fails as well is no news
+	}
+	if err != nil {
+		return Step{}, &model.Error{Kind: model.KindPermanent, Code: "script", Message: "a template of the script failed: " + clip(err.Error(), 500), Err: err}
+	}
+	m.succeeded(key)
+	return step, nil
+}
+
 // Generate implements model.Model.
 func (m *Model) Generate(ctx context.Context, req model.Request, onDelta func(model.Delta)) (model.Response, error) {
 	if onDelta == nil {
 		onDelta = func(model.Delta) {}
 	}
-	if ctx.Err() != nil {
-		return model.Response{}, context.Cause(ctx)
-	}
-	pos := m.script.replay(req.Agent, req.Messages)
-	turns := pos.turns()
-	if len(turns) == 0 {
-		return m.noRule(req, onDelta), nil
-	}
-	key := digest(req)
-	t := turns[pick(turns, m.failures(key))]
-	if err := pause.For(ctx, t.delay); err != nil {
+	step, err := m.Next(ctx, req)
+	if err != nil {
 		return model.Response{}, err
 	}
-	if t.fault.fails() {
-		m.failed(key)
-		return model.Response{}, fail(t, newView(req.Agent, req.Messages), onDelta)
+	if step.Fault.Fails() {
+		return model.Response{}, fail(step, onDelta)
 	}
-	msg, err := answer(t, req)
-	if err != nil {
-		return model.Response{}, &model.Error{Kind: model.KindPermanent, Code: "script", Message: "a template of the script failed: " + clip(err.Error(), 500), Err: err}
-	}
-	m.succeeded(key)
-	stream(msg, onDelta)
-	res := model.Response{Message: msg, Model: m.ModelName()}
-	if t.usage != nil {
-		u := *t.usage
-		res.Usage = &u
-	}
-	return res, nil
+	stream(step.Message, onDelta)
+	return model.Response{Message: step.Message, Model: m.ModelName(), Usage: step.Usage}, nil
 }
 
 // position is a place in the script: the rule at work and its next turn.
@@ -102,7 +137,7 @@ func (s *Script) replay(agent string, msgs []model.Message) position {
 		}
 		pos = s.advance(pos, agent, msgs[start:i])
 		// The failed turns before this answer were used up by retries.
-		for pos.rule != nil && pos.next < len(pos.rule.turns) && pos.rule.turns[pos.next].fault.fails() {
+		for pos.rule != nil && pos.next < len(pos.rule.turns) && pos.rule.turns[pos.next].fault.Fails() {
 			pos.next++
 		}
 		if !msg.ErrorFallback {
@@ -124,7 +159,10 @@ func (s *Script) advance(pos position, agent string, step []model.Message) posit
 			results = append(results, m.Text)
 			newest, goOn = strings.Join(results, "\n"), true
 		case model.RoleUser:
-			newest, goOn = m.Text, false
+			if len(results) > 0 {
+				continue // a note of the program's beside the results; nobody else speaks in between
+			}
+			newest, goOn = prompt.Unframe(m.Text), false
 		}
 	}
 	if goOn && pos.turns() != nil {
@@ -139,7 +177,7 @@ func (s *Script) advance(pos position, agent string, step []model.Message) posit
 }
 
 func (r *rule) fits(agent, text string) bool {
-	return (r.agent == "*" || r.agent == agent) &&
+	return (r.agent == "*" || r.agent == agent || agent == AnySubagent && r.agent != lead) &&
 		strings.Contains(text, r.substring) &&
 		(r.regex == nil || r.regex.MatchString(text))
 }
@@ -148,23 +186,21 @@ func (r *rule) fits(agent, text string) bool {
 // by one, and the last turn stays.
 func pick(turns []turn, failures int) int {
 	i := 0
-	for i < failures && i+1 < len(turns) && turns[i].fault.fails() {
+	for i < failures && i+1 < len(turns) && turns[i].fault.Fails() {
 		i++
 	}
 	return i
 }
 
-func (m *Model) noRule(req model.Request, onDelta func(model.Delta)) model.Response {
+func noRule(req model.Request) model.Message {
 	newest := ""
 	if n := len(req.Messages); n > 0 {
-		newest = req.Messages[n-1].Text
+		newest = prompt.Unframe(req.Messages[n-1].Text)
 	}
-	msg := model.Message{
+	return model.Message{
 		Role: model.RoleAssistant, FinishReason: "stop",
 		Text: fmt.Sprintf("The script has no rule for agent %q and this message: %q. Add a rule, or a default.", req.Agent, clip(newest, 120)),
 	}
-	stream(msg, onDelta)
-	return model.Response{Message: msg, Model: m.ModelName()}
 }
 
 func answer(t turn, req model.Request) (model.Message, error) {
@@ -193,11 +229,20 @@ func answer(t turn, req model.Request) (model.Message, error) {
 			}
 			raw = string(b)
 		}
-		if t.fault == faultMalformed {
-			raw = malform(raw)
-		}
 		// Unique in the conversation, and the same whenever it is replayed.
-		msg.ToolCalls = append(msg.ToolCalls, model.ToolCall{ID: fmt.Sprintf("call_%d_%d", asked, i), Name: c.name, Args: raw})
+		id := fmt.Sprintf("call_%d_%d", asked, i)
+		switch t.fault {
+		case FaultMalformed, FaultCutCall:
+			raw = malform(raw)
+		case FaultBlankIDs:
+			id = ""
+		case FaultRepeatedIDs:
+			id = "call_0_0"
+		}
+		msg.ToolCalls = append(msg.ToolCalls, model.ToolCall{ID: id, Name: c.name, Args: raw})
+	}
+	if t.fault == FaultCutCall {
+		msg.FinishReason = "length"
 	}
 	if msg.FinishReason == "" {
 		msg.FinishReason = "stop"
@@ -236,24 +281,42 @@ func stream(msg model.Message, onDelta func(model.Delta)) {
 	}
 }
 
-func fail(t turn, v view, onDelta func(model.Delta)) error {
+func fail(step Step, onDelta func(model.Delta)) error {
 	e := &model.Error{Kind: model.KindTransient}
-	switch t.fault {
-	case faultHTTP500:
-		e.Code, e.Message = "http_500", "the script answers with status 500"
-	case faultTimeout:
-		e.Code, e.Message = "timeout", "the script lets the request time out"
-	case faultRateLimit:
-		e.Code, e.Message = "rate_limited", "the script answers with status 429"
-	case faultDisconnect:
+	e.RetryAfter = retryAfter(step.RetryAfter)
+	half := true
+	switch step.Fault {
+	case FaultHTTP500:
+		e.Code, e.Message, half = "http_500", "the script answers with status 500", false
+	case FaultRateLimit:
+		e.Code, e.Message, half = "rate_limited", "the script answers with status 429", false
+	case FaultOverloaded:
+		e.Code, e.Message, half = "overloaded", "the script answers with status 529", false
+	case FaultTimeout, FaultComments:
+		e.Code, e.Message, half = "timeout", "the script lets the request time out", false
+	case FaultReset:
+		e.Code, e.Message, half = "disconnected", "the script resets the connection", false
+	case FaultSilence:
+		e.Code, e.Message = "timeout", "the script falls silent"
+	case FaultErrorInStream:
+		e.Code, e.Message = "provider_error", "the script reports an error in its answer"
+	default:
 		e.Code, e.Message = "disconnected", "the script breaks the stream off"
-		if s, err := t.text.render(v); err == nil {
-			if half := strings.ToValidUTF8(s[:len(s)/2], ""); half != "" {
-				onDelta(model.Delta{Text: half})
-			}
+	}
+	if s := step.Message.Text; half && s != "" {
+		if s = strings.ToValidUTF8(s[:len(s)/2], ""); s != "" {
+			onDelta(model.Delta{Text: s})
 		}
 	}
 	return e
+}
+
+// retryAfter reads seconds; everything else asks for nothing here.
+func retryAfter(s string) time.Duration {
+	if n, err := strconv.ParseUint(s, 10, 16); err == nil {
+		return time.Duration(n) * time.Second
+	}
+	return 0
 }
 
 // digest names a conversation.

@@ -99,6 +99,10 @@ func TestReplay(t *testing.T) {
 	if msg, _ = ask("lead", msgs); !strings.HasPrefix(msg.Text, "found b") {
 		t.Errorf("turn 6 = %+v", msg)
 	}
+	// A note of the program's beside the results changes nothing (GUARD-06).
+	if msg, _ = ask("lead", append(msgs, user("some other warning"))); !strings.HasPrefix(msg.Text, "found b") {
+		t.Errorf("turn 6 with a note = %+v", msg)
+	}
 	if msg, _ = ask("general-purpose", []model.Message{user("find x")}); msg.Text != "default for general-purpose" {
 		t.Errorf("another agent = %+v", msg)
 	}

@@ -10,6 +10,7 @@ import (
 	"text/template"
 
 	"github.com/herdgate/herdgate/internal/model"
+	"github.com/herdgate/herdgate/internal/prompt"
 )
 
 // maxOutput bounds what one template may write, in bytes.
@@ -41,8 +42,8 @@ func newView(agent string, msgs []model.Message) view {
 	for i, m := range msgs {
 		switch m.Role {
 		case model.RoleUser:
-			if !input {
-				v.Input, input = m.Text, true
+			if !input && !m.Marked(model.MetaHidden) {
+				v.Input, input = prompt.Unframe(m.Text), true
 			}
 		case model.RoleTool:
 			r := toolResult{Name: m.ToolName, Text: m.Text}

@@ -322,11 +322,24 @@ func (d *doctor) sandbox() {
 	case w.Sandbox == config.SandboxNone:
 		d.say(OK, "sandbox", "off; no commands are run for models", "")
 	default:
-		if ok, reason := sandbox.Available(); !ok {
-			d.say(Warn, "sandbox", "commands are run with less confinement than configured: "+reason, "use Linux 5.13 or newer with Landlock for executors")
-			return
-		}
-		d.say(OK, "sandbox", "Landlock is available", "")
+		ok, reason := sandbox.Available()
+		has, gaps := sandbox.Protection()
+		d.protection(ok, reason, has, gaps)
+	}
+}
+
+// protection says what commands are confined by on this machine, or that they are not.
+func (d *doctor) protection(ok bool, reason, has string, gaps []string) {
+	const need = "run executors on Linux 5.13 or newer with Landlock and seccomp"
+	switch {
+	case !ok && d.Env.Config.Workspace.AllowHostBash:
+		d.say(Warn, "sandbox", "commands of models run on the bare host (workspace.allow_host_bash): "+reason, need)
+	case !ok:
+		d.say(Warn, "sandbox", "an executor here runs no commands for models: "+reason, need)
+	case len(gaps) > 0:
+		d.say(Warn, "sandbox", "commands are confined ("+has+"), but "+strings.Join(gaps, "; and "), "use a newer kernel for executors")
+	default:
+		d.say(OK, "sandbox", "commands are confined: "+has+"; no network, unless the sub-agent has network: true", "")
 	}
 }
 

@@ -235,7 +235,7 @@ func TestModelsSandboxTracing(t *testing.T) {
 	expect(t, r, "model keyless", Fail, "NO_KEY")
 	expect(t, r, "model bare", Warn, "no key")
 	expect(t, r, "model local", OK, "11434")
-	expect(t, r, "model claude", Fail, "anthropic")
+	expect(t, r, "model claude", OK, "not called")
 	expect(t, r, "model script", OK, "offline")
 	expect(t, r, "model noscript", Fail, "missing")
 	expect(t, r, "sandbox", Warn, "bare host")
@@ -253,4 +253,25 @@ func TestModelsSandboxTracing(t *testing.T) {
 	r = Examine(t.Context(), p)
 	expect(t, r, "tracing", OK, l.Addr().String())
 	expect(t, r, "sandbox", OK, "off")
+}
+
+// What the kernel gives is said, and what it does not.
+func TestProtection(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		ok, host bool
+		gaps     []string
+		status   Status
+		want     string
+	}{
+		{true, false, nil, OK, "Landlock 7; no network"},
+		{true, false, []string{"a hole", "another"}, Warn, "Landlock 7), but a hole; and another"},
+		{false, false, nil, Warn, "no commands for models: the reason"},
+		{false, true, nil, Warn, "bare host (workspace.allow_host_bash): the reason"},
+	} {
+		d := &doctor{Patient: Patient{Env: &process.Env{}}}
+		d.Env.Config.Workspace.AllowHostBash = c.host
+		d.protection(c.ok, "the reason", "Landlock 7", c.gaps)
+		expect(t, Report{Checks: d.checks}, "sandbox", c.status, c.want)
+	}
 }

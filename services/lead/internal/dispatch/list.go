@@ -121,6 +121,7 @@ func (d *Dispatcher) page(ctx context.Context, q ListQuery, entries []entry) (Pa
 			e.view.ResultTruncated = e.view.ResultTruncated || len(short) < len(*r)
 			e.view.Result = &short
 		}
+		e.view.Receipts = nil
 		page.Tasks = append(page.Tasks, *e.view)
 	}
 	return page, nil

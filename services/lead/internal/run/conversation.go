@@ -8,6 +8,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/herdgate/herdgate/internal/agent"
+	"github.com/herdgate/herdgate/internal/compact"
 	"github.com/herdgate/herdgate/internal/delegation"
 	"github.com/herdgate/herdgate/internal/model"
 	"github.com/herdgate/herdgate/pkg/contract"
@@ -50,6 +51,11 @@ type conversation struct {
 	// Reminders counts how often the lead was asked for an answer because it
 	// went on delegating with nothing left of its allowance.
 	Reminders int `json:"reminders,omitempty"`
+	// Kept is what is known of the messages that were taken out, Gone and GoneSteps
+	// how many those were; steps are those of the run itself.
+	compact.Kept
+	Gone      agent.Gone `json:"gone,omitzero"`
+	GoneSteps int        `json:"gone_steps,omitempty"`
 	// UserID and UserRole are on whose behalf the run works.
 	UserID   string `json:"user_id,omitempty"`
 	UserRole string `json:"user_role,omitempty"`
@@ -69,6 +75,9 @@ func decodeConversation(raw json.RawMessage) (conversation, error) {
 	if c.History < 0 || c.History > len(c.Messages) {
 		return c, fmt.Errorf("conversation: history is %d; want 0 to %d", c.History, len(c.Messages))
 	}
+	if c.Gone.Messages < 0 || c.Gone.Assistants < 0 || c.GoneSteps < 0 {
+		return c, fmt.Errorf("conversation: gone is %+v with %d steps; want no negative number", c.Gone, c.GoneSteps)
+	}
 	return c, nil
 }
 
@@ -79,7 +88,7 @@ func (c conversation) clone() conversation {
 }
 
 // steps returns the indices of the run's own assistant and tool messages: the
-// n-th of them is the run's message number n+1 in its events.
+// n-th of them is the run's message number GoneSteps+n+1 in its events.
 func (c conversation) steps() []int {
 	var out []int
 	for i := c.History; i < len(c.Messages); i++ {
@@ -92,7 +101,7 @@ func (c conversation) steps() []int {
 
 // assistants counts the assistant messages: the number that the next one gets.
 func (c conversation) assistants() int {
-	n := 0
+	n := c.Gone.Assistants
 	for _, m := range c.Messages {
 		if m.Role == model.RoleAssistant {
 			n++
@@ -136,10 +145,11 @@ func (c *conversation) answerInterrupted() int {
 	return n
 }
 
-// number gives messages ids by their place; the system prompt is number 0.
-func number(messages []model.Message) {
+// number gives messages ids by their place behind those that are gone; the system
+// prompt is number 0.
+func number(messages []model.Message, gone int) {
 	for i := range messages {
-		messages[i].ID = fmt.Sprintf("m%d", i+1)
+		messages[i].ID = fmt.Sprintf("m%d", gone+i+1)
 	}
 }
 
@@ -177,7 +187,7 @@ func (c conversation) history(limit int) []model.Message {
 		start, end = begin, begin
 	}
 	out := append([]model.Message(nil), clean[start:]...)
-	number(out)
+	number(out, 0)
 	return out
 }
 
@@ -202,11 +212,11 @@ func digestOf(exchange []model.Message, limit int) []model.Message {
 		for i := range ends {
 			// JSON can make six bytes of one.
 			ends[i].Text = shorten(ends[i].Text, limit/(6*len(ends))-1000)
-			ends[i].Metadata = nil
+			ends[i].Metadata, ends[i].Native = nil, nil
 		}
 		out = ends
 	}
-	number(out)
+	number(out, 0)
 	return out
 }
 

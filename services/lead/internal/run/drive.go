@@ -14,6 +14,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/herdgate/herdgate/internal/bus"
+	"github.com/herdgate/herdgate/internal/guard"
 	"github.com/herdgate/herdgate/internal/pause"
 	"github.com/herdgate/herdgate/pkg/contract"
 )
@@ -67,6 +68,8 @@ type drive struct {
 	unreadable error
 	limits     contract.AdmissionLimits
 
+	// guards watch over the lead's own loop.
+	guards guard.Set
 	// delegates: the run may use the `task` tool.
 	delegates bool
 	// resumed: an earlier driver may have told something already.
@@ -75,6 +78,9 @@ type drive struct {
 	teller  teller
 
 	ends *ends
+
+	// spent is what the lead had spent when its loop began.
+	spent *contract.Usage
 }
 
 // newDrive returns a drive of the run as rec and conv say, at revision rev of

@@ -18,9 +18,12 @@ import (
 	"go.opentelemetry.io/otel/trace/noop"
 
 	"github.com/herdgate/herdgate/internal/bus"
+	"github.com/herdgate/herdgate/internal/config"
 	"github.com/herdgate/herdgate/internal/delegation"
+	"github.com/herdgate/herdgate/internal/guard"
 	"github.com/herdgate/herdgate/internal/model"
 	"github.com/herdgate/herdgate/internal/pause"
+	"github.com/herdgate/herdgate/internal/receipt"
 	"github.com/herdgate/herdgate/internal/rungroup"
 	"github.com/herdgate/herdgate/internal/subagent"
 	"github.com/herdgate/herdgate/internal/telemetry"
@@ -43,6 +46,9 @@ type Config struct {
 	// RoleText replaces the first part of the lead's system prompt, who it is;
 	// the rules for delegating stay.
 	RoleText string
+	// Settings are what compaction is made of, and say whether there are receipts;
+	// nil: there is neither.
+	Settings *config.Config
 	// SubagentsEnabled lets runs delegate unless their request says otherwise.
 	SubagentsEnabled bool
 	// MaxConcurrent is the configured limit of delegations per answer, nil for
@@ -50,6 +56,8 @@ type Config struct {
 	MaxConcurrent, MaxTotal *int
 	// ShellAllowed says whether the shell sub-agent may be offered at all.
 	ShellAllowed bool
+	// Guards end a run that goes nowhere; what is not enabled in it is off.
+	Guards guard.Config
 
 	// LeaseTTL is how long a run stays with a lead that is not heard of; whole
 	// seconds, default 15 s.
@@ -355,13 +363,13 @@ func (e *Engine) Start(ctx context.Context, in runapi.RunInput) (contract.RunRec
 	}
 	rec.Options = e.options(in, limits)
 	conv := conversation{UserID: in.UserID, UserRole: in.UserRole}
-	if conv.Messages, err = e.history(ctx, rec.Tenant, rec.ThreadID); err != nil {
+	if conv.Messages, conv.Kept, err = e.history(ctx, rec.Tenant, rec.ThreadID); err != nil {
 		e.release()
 		return contract.RunRecord{}, fmt.Errorf("start run: history of the thread: %w", err)
 	}
 	conv.History = len(conv.Messages)
 	conv.Messages = append(conv.Messages, model.Message{Role: model.RoleUser, Text: in.Input})
-	number(conv.Messages)
+	number(conv.Messages, 0)
 
 	spanCtx, span := e.tracer.Start(ctx, "run", trace.WithAttributes(
 		telemetry.AttrRunID.String(string(rec.RunID)), telemetry.AttrTenant.String(string(rec.Tenant)),
@@ -435,7 +443,7 @@ func (e *Engine) newRecord(in runapi.RunInput) (contract.RunRecord, error) {
 	}
 	return contract.RunRecord{
 		RunID: contract.RunID(newID("r_")), ThreadID: thread, Tenant: in.Tenant, Status: contract.RunRunning,
-		Input: in.Input, Model: m.Name(), Owner: e.owner, Metadata: in.Metadata, Tags: in.Tags, CreatedAt: e.deps.Now().UTC(),
+		Input: in.Input, Model: m.Name(), Owner: e.owner, Metadata: receipt.Strip(in.Metadata), Tags: in.Tags, CreatedAt: e.deps.Now().UTC(),
 	}, nil
 }
 

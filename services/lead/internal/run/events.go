@@ -10,6 +10,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/herdgate/herdgate/internal/bus"
+	"github.com/herdgate/herdgate/internal/compact"
 	"github.com/herdgate/herdgate/internal/event"
 	"github.com/herdgate/herdgate/internal/model"
 	"github.com/herdgate/herdgate/internal/pause"
@@ -189,11 +190,13 @@ func (t *teller) sync(ctx context.Context, e *Engine, rec contract.RunRecord) er
 // before each.
 func (t *teller) tell(ctx context.Context, e *Engine, rec contract.RunRecord, conv conversation, gate func() error) error {
 	steps := conv.steps()
-	for t.count < len(steps) {
+	// What is gone was told before it went, although its events may have aged out.
+	t.count = max(t.count, conv.GoneSteps)
+	for t.count < conv.GoneSteps+len(steps) {
 		if err := gate(); err != nil {
 			return err
 		}
-		msg := conv.Messages[steps[t.count]]
+		msg := conv.Messages[steps[t.count-conv.GoneSteps]]
 		name, usage := "", (*contract.Usage)(nil)
 		if msg.Role == model.RoleAssistant {
 			name, usage = conv.ModelName, rec.Usage
@@ -218,6 +221,7 @@ func (t *teller) tell(ctx context.Context, e *Engine, rec contract.RunRecord, co
 			if err := t.sync(ctx, e, rec); err != nil {
 				return err
 			}
+			t.count = max(t.count, conv.GoneSteps)
 			if t.count == before && pause.For(ctx, newBackOff().InitialInterval) != nil {
 				return context.Cause(ctx)
 			}
@@ -321,11 +325,12 @@ func (e *Engine) pointer(ctx context.Context, subject string) (pointer, uint64, 
 	return p, m.Seq, nil
 }
 
-// history returns the messages that a new run of the thread goes on from.
-func (e *Engine) history(ctx context.Context, tenant contract.Tenant, thread contract.ThreadID) ([]model.Message, error) {
+// history returns the messages that a new run of the thread goes on from, and what
+// is known of those before them.
+func (e *Engine) history(ctx context.Context, tenant contract.Tenant, thread contract.ThreadID) ([]model.Message, compact.Kept, error) {
 	p, _, err := e.pointer(ctx, e.c.RunKV(contract.ThreadKey(tenant, thread)))
 	if err != nil {
-		return nil, outside(err)
+		return nil, compact.Kept{}, outside(err)
 	}
 	for _, id := range []contract.RunID{p.RunID, p.Previous} {
 		if id == "" {
@@ -336,7 +341,7 @@ func (e *Engine) history(ctx context.Context, tenant contract.Tenant, thread con
 			continue
 		}
 		if errors.Is(err, bus.ErrDoubt) {
-			return nil, outside(err)
+			return nil, compact.Kept{}, outside(err)
 		}
 		var conv conversation
 		if err == nil {
@@ -346,7 +351,7 @@ func (e *Engine) history(ctx context.Context, tenant contract.Tenant, thread con
 			e.deps.Log.Warn().Err(err).Str("run", string(id)).Msg("a thread's last run cannot be read; going on without it")
 			continue
 		}
-		return conv.history(maxHistoryBytes), nil
+		return conv.history(maxHistoryBytes), conv.Kept, nil
 	}
-	return nil, nil
+	return nil, compact.Kept{}, nil
 }

@@ -281,7 +281,7 @@ func TestForgottenEndIsTold(t *testing.T) {
 		m, err := w.conn.Last(t.Context(), w.conn.RunStream(), w.conn.RunKV(contract.RunLeaseKey(rec.RunID)))
 		return err == nil && m.Deleted(), fmt.Sprintf("lease: %v", err)
 	})
-	if got, err := l.history(t.Context(), "default", "t"); err != nil || len(got) != 2 {
+	if got, _, err := l.history(t.Context(), "default", "t"); err != nil || len(got) != 2 {
 		t.Errorf("history = %v, %v", got, err)
 	}
 }
@@ -306,6 +306,11 @@ func TestToldOnce(t *testing.T) {
 	probe := bus.Write{Subject: w.conn.Names.Event(contract.EventSubject{Tenant: "default", Thread: "t", Run: "r_probe", Type: "probe"}), MsgID: "probe"}
 	w.publish(probe) // younger than all others: forgotten after them
 	natstest.Eventually(t, patience, func() (bool, string) {
+		// Each change makes the server look at what it remembers.
+		cfg.Duplicates = 250*time.Millisecond - cfg.Duplicates
+		if _, err := w.conn.JS.UpdateStream(t.Context(), cfg); err != nil {
+			return false, err.Error()
+		}
 		return !w.publish(probe).Duplicate, "the id is remembered"
 	})
 	conv, err := decodeConversation(rec.Messages)
@@ -460,7 +465,7 @@ func TestLargeResults(t *testing.T) {
 	if n := len(rec.Messages); n > maxRecordBytes {
 		t.Errorf("the record keeps %d bytes of messages", n)
 	}
-	if got, err := l.history(t.Context(), "default", "t"); err != nil || sizeOf(got) > maxHistoryBytes || len(got) == 0 {
+	if got, _, err := l.history(t.Context(), "default", "t"); err != nil || sizeOf(got) > maxHistoryBytes || len(got) == 0 {
 		t.Errorf("the next run would take over %d bytes: %v", sizeOf(got), err)
 	}
 }

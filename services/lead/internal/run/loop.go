@@ -14,9 +14,12 @@ import (
 	"github.com/herdgate/herdgate/internal/agent"
 	"github.com/herdgate/herdgate/internal/bus"
 	"github.com/herdgate/herdgate/internal/delegation"
+	"github.com/herdgate/herdgate/internal/guard"
 	"github.com/herdgate/herdgate/internal/model"
 	"github.com/herdgate/herdgate/internal/outcome"
 	"github.com/herdgate/herdgate/internal/pause"
+	"github.com/herdgate/herdgate/internal/prompt"
+	"github.com/herdgate/herdgate/internal/receipt"
 	"github.com/herdgate/herdgate/internal/subagent"
 	"github.com/herdgate/herdgate/internal/telemetry"
 	"github.com/herdgate/herdgate/internal/tool"
@@ -31,8 +34,6 @@ const (
 	// tries to, is asked to answer.
 	maxReminders = 2
 )
-
-const reminder = "Nothing is left of this run's delegations. Answer now, from the results that you have; say what is missing."
 
 // resume drives a run on that was taken over.
 func (e *Engine) resume(d *drive) {
@@ -220,9 +221,27 @@ func (d *drive) setUp() (agent.Config, []model.Message, func(), error) {
 	if d.rec.Options.SubagentEnabled {
 		types = d.e.deps.Catalogue.Visible(d.rec.Options.AllowedSubagents, d.e.cfg.ShellAllowed)
 	}
+	d.guards = guard.New(d.e.cfg.Guards)
+	compactor, compaction, err := d.compaction(m)
+	if err != nil {
+		release()
+		return agent.Config{}, nil, func() {}, err
+	}
+	pieces, err := agent.Chain(append(d.guards.Pieces(), compaction...)...)
+	if err != nil {
+		release()
+		return agent.Config{}, nil, func() {}, err
+	}
 	cfg := agent.Config{
-		Agent: "lead", Model: m, Tools: tools, Gate: d.gate,
+		Agent: "lead", Model: m, Tools: tools, Gate: d.gate, Chain: pieces,
 		Log: d.log, Tracer: d.e.tracer,
+	}
+	if cfg, err = withReceipts(cfg, d.receipts()); err != nil {
+		release()
+		return agent.Config{}, nil, func() {}, err
+	}
+	cfg.OnShorten = func(_ context.Context, now agent.Result) error {
+		return d.shortened(compactor, now, d.spent.Add(now.Usage))
 	}
 	if d.delegates = len(types) > 0; d.delegates {
 		cfg.AfterModel = []agent.Hook{d.trim}
@@ -235,10 +254,21 @@ func (d *drive) setUp() (agent.Config, []model.Message, func(), error) {
 	// before the loop sees it.
 	d.mu.Lock()
 	d.conv.answerInterrupted()
-	number(d.conv.Messages)
-	messages := append([]model.Message{{ID: "m0", Role: model.RoleSystem, Text: systemPrompt(d.e.cfg.RoleText, d.rec.Options, types)}}, d.conv.Messages...)
+	number(d.conv.Messages, d.conv.Gone.Messages)
+	cfg.Gone = d.conv.Gone
+	d.guards.Replay(d.conv.Messages[d.conv.History:], d.conv.Usage)
+	messages := append([]model.Message{{ID: "m0", Role: model.RoleSystem, Text: prompt.Lead(d.e.cfg.RoleText, d.delegation(types))}}, d.conv.Messages...)
 	d.mu.Unlock()
 	return cfg, messages, release, nil
+}
+
+// delegation is what the model is told about its sub-agents.
+func (d *drive) delegation(types []subagent.Definition) prompt.Delegation {
+	told := prompt.Delegation{Options: d.rec.Options, Types: types}
+	if s := d.e.cfg.Settings; s != nil && s.Verification.ReceiptsEnabled {
+		told.Citation = receipt.Example() // ROUTE-13
+	}
+	return told
 }
 
 // converse runs the loop until there is an answer.
@@ -248,7 +278,7 @@ func (d *drive) converse(ctx context.Context, cfg agent.Config, messages []model
 		if turns < 1 {
 			return d.conclusion(outcome.TurnBudgetExhausted, agent.Result{Messages: messages}.LastAssistant()), nil
 		}
-		cfg.MaxTurns = turns
+		cfg.MaxTurns, d.spent = turns, spent
 		cfg.OnMessage = func(ctx context.Context, msg model.Message, usage *contract.Usage, name string) error {
 			return d.record(ctx, msg, spent.Add(usage), name)
 		}
@@ -272,7 +302,7 @@ func (d *drive) converse(ctx context.Context, cfg agent.Config, messages []model
 			return d.conclusion(kind, &model.Message{Text: d.ledgerAnswer(last.Text)}), nil
 		}
 		// The tool is taken away as well: what is not offered is asked for less.
-		messages, cfg.Tools = append(res.Messages, *note), withoutTask(cfg.Tools)
+		messages, cfg.Gone, cfg.Tools = append(res.Messages, *note), res.Gone, withoutTask(cfg.Tools)
 	}
 }
 
@@ -298,10 +328,10 @@ func (d *drive) remind(ctx context.Context) (*model.Message, error) {
 	if done {
 		return nil, nil
 	}
-	note := model.Message{Role: model.RoleUser, Text: reminder}
+	note := model.Message{Role: model.RoleUser, Text: prompt.NothingLeft, Metadata: map[string]any{model.MetaHidden: true}}
 	err := d.write(d.life, func(_ *contract.RunRecord, conv *conversation) {
 		conv.Reminders++
-		note.ID = fmt.Sprintf("m%d", len(conv.Messages)+1)
+		note.ID = fmt.Sprintf("m%d", conv.Gone.Messages+len(conv.Messages)+1)
 		conv.Messages = append(conv.Messages, note)
 	})
 	if err != nil {
@@ -323,17 +353,35 @@ func (d *drive) ledgerAnswer(text string) string {
 	return b.String()
 }
 
+func (d *drive) hasDelegated() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return len(d.rec.Delegations) > 0
+}
+
 // conclusion maps the end of the loop to the end of the run.
 func (d *drive) conclusion(kind outcome.Kind, last *model.Message) ending {
 	d.mu.Lock()
 	stop := d.rec.StopReason
 	d.mu.Unlock()
 	o := outcome.Outcome{Kind: kind, MaxTurns: d.e.cfg.MaxTurns}
+	// Why a guard ended the run counts more than what was cut on the way (GUARD-13).
+	capped := false
+	for _, g := range d.guards.Take() {
+		o.Guards, o.NoText = append(o.Guards, g.Reason), o.NoText || g.NoText
+		if capped = capped || g.Reason.ValidForTask(); !capped {
+			stop = g.Reason
+		}
+	}
 	if last != nil {
 		o.LastAnswer = &outcome.Answer{Text: last.Text, ErrorFallback: last.ErrorFallback, ErrorDetail: last.ErrorDetail}
 		if last.FinishReason == "length" && stop == "" {
 			stop = contract.StopLengthCapped
 		}
+	}
+	if capped && o.NoText && last != nil && d.hasDelegated() {
+		// What its tasks found is usable all the same.
+		o.LastAnswer.Text, o.NoText = d.ledgerAnswer(last.Text), false
 	}
 	if kind == outcome.StreamFinished && (last == nil || strings.TrimSpace(last.Text) == "" && !last.ErrorFallback) {
 		// An empty answer is never a success (F-012).
@@ -341,7 +389,7 @@ func (d *drive) conclusion(kind outcome.Kind, last *model.Message) ending {
 	}
 	e := outcome.Map(o)
 	end := ending{status: contract.RunStatus(e.State), output: e.Result, err: e.Error, code: e.ErrorCode, stop: e.StopReason}
-	if end.stop == "" || stop == contract.StopSubagentCapped {
+	if end.stop == "" || stop == contract.StopSubagentCapped && !capped {
 		end.stop = stop
 	}
 	return end
@@ -421,12 +469,15 @@ func (d *drive) record(ctx context.Context, msg model.Message, usage *contract.U
 // stamp adds the status to a failed call that never reached the tool, so that
 // its metadata says what its text says (TOOL-07).
 func stamp(msg model.Message) map[string]any {
-	if _, ok := msg.Metadata[delegation.StatusKey]; ok {
+	if _, ok := delegation.ReadMetadata(msg.Metadata); ok {
 		return msg.Metadata
 	}
 	meta, err := delegation.Metadata(delegation.Facts{Status: contract.ToolFailed, Error: msg.Text})
 	if err != nil {
 		return msg.Metadata
+	}
+	if r, ok := msg.Metadata[receipt.Key]; ok {
+		meta[receipt.Key] = r
 	}
 	return meta
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/herdgate/herdgate/internal/model"
 	"github.com/herdgate/herdgate/internal/outcome"
 	"github.com/herdgate/herdgate/internal/pause"
+	"github.com/herdgate/herdgate/internal/prompt"
 	"github.com/herdgate/herdgate/internal/subagent"
 	"github.com/herdgate/herdgate/internal/telemetry"
 	"github.com/herdgate/herdgate/internal/tool"
@@ -34,7 +35,7 @@ type task struct {
 
 func newTaskTool(d *drive, types []subagent.Definition) *task {
 	return &task{d: d, types: types, spec: model.ToolSpec{
-		Name: taskTool, Description: taskDescription(d.rec.Options, types), Parameters: taskParameters(types),
+		Name: taskTool, Description: prompt.TaskTool(d.delegation(types)), Parameters: prompt.TaskParameters(types),
 	}}
 }
 
@@ -110,7 +111,7 @@ func decodeCriteria(raw json.RawMessage) ([]string, error) {
 	if json.Unmarshal(raw, &text) == nil {
 		text = strings.TrimSpace(text)
 		if !strings.HasPrefix(text, "[") {
-			return cleanCriteria([]any{text}), nil
+			return prompt.Criteria([]any{text}), nil
 		}
 		raw = json.RawMessage(text)
 		if err := contract.CheckDepth(raw, contract.MaxDepth); err != nil {
@@ -121,22 +122,7 @@ func decodeCriteria(raw json.RawMessage) ([]string, error) {
 	if err := json.Unmarshal(raw, &list); err != nil {
 		return nil, fmt.Errorf("acceptance_criteria must be a list of texts, as in [\"…\", \"…\"]: %w", err)
 	}
-	return cleanCriteria(list), nil
-}
-
-// cleanCriteria keeps usable criteria within their bounds.
-func cleanCriteria(list []any) []string {
-	var out []string
-	for _, v := range list {
-		s, ok := v.(string)
-		if s = strings.TrimSpace(strings.ToValidUTF8(s, "\uFFFD")); !ok || s == "" {
-			continue
-		}
-		if out = append(out, strings.TrimSpace(bound(s, contract.MaxCriterionChars))); len(out) == contract.MaxCriteria {
-			break
-		}
-	}
-	return out
+	return prompt.Criteria(list), nil
 }
 
 // Call implements [tool.Tool]: it hands the task to the gate and waits for its
@@ -389,6 +375,9 @@ func (t *task) fromRecord(ctx context.Context, rec contract.TaskRecord) ended {
 	if rec.State != contract.StateCompleted {
 		return o
 	}
+	if t.d.e.cfg.receiptsOn() {
+		o.facts.Verdict = rec.ReceiptVerdict
+	}
 	result, err := retryUnavailable(ctx, func() (string, error) { return t.d.e.deps.Dispatch.Result(ctx, rec) })
 	if err != nil {
 		t.d.log.Warn().Err(err).Str("task", string(rec.TaskID)).Msg("the whole result of a task cannot be read; the lead gets its beginning")
@@ -416,7 +405,9 @@ func (t *task) result(id contract.TaskID, o ended) (tool.Result, error) {
 	if err != nil {
 		return tool.Result{}, err
 	}
-	return tool.Result{Text: text, IsError: o.facts.Status != contract.ToolCompleted, Metadata: meta}, nil
+	// A report is material: it is passed on whole, but cannot speak with the
+	// framework's voice. What is stored and counted is the report as it came.
+	return tool.Result{Text: prompt.Defuse(text), IsError: o.facts.Status != contract.ToolCompleted, Metadata: meta}, nil
 }
 
 // settle stores how the delegation ended, and what it spent, in the ledger.
