@@ -2,6 +2,7 @@ package executor
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"sync"
 	"testing"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/herdgate/herdgate/internal/config"
 	"github.com/herdgate/herdgate/internal/model"
+	"github.com/herdgate/herdgate/internal/natstest"
 	"github.com/herdgate/herdgate/internal/receipt"
 	"github.com/herdgate/herdgate/internal/tool"
 	"github.com/herdgate/herdgate/pkg/contract"
@@ -72,6 +74,10 @@ func TestReceiptsStandInTheLastWrite(t *testing.T) {
 		g.Record.Receipts = []contract.Receipt{{ID: "r2", ToolName: "deploy", Status: "success"}}
 		g.Record.ReceiptVerdict = &contract.ReceiptVerdict{CitationResolved: true}
 		w.background(w.begin(g))()
+		natstest.Eventually(t, patience, func() (bool, string) { // the watch may be behind
+			all := writes()
+			return len(all) > 0 && all[len(all)-1].State.Terminal(), fmt.Sprint(len(all), " writes were seen")
+		})
 		var last contract.TaskRecord
 		for _, rec := range writes() {
 			switch {
