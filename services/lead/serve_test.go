@@ -20,6 +20,23 @@ import (
 	"github.com/herdgate/herdgate/pkg/contract"
 )
 
+// serve runs a lead until the test ends and returns a client for it.
+func serve(t *testing.T, env *process.Env) *http.Client {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
+	done := make(chan error, 1)
+	go func() { done <- Serve(ctx, env) }()
+	client := &http.Client{Transport: &http.Transport{}}
+	t.Cleanup(func() {
+		client.CloseIdleConnections()
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("Serve = %v", err)
+		}
+	})
+	return client
+}
+
 // F-182, F-184: a lead that cannot use NATS answers, and says why, from its
 // first moment: not ready, and new runs are refused instead of hanging. It goes
 // on by itself when what was missing is there.
@@ -32,17 +49,7 @@ func TestLeadAnswersBeforeItCanWork(t *testing.T) {
 	}
 	env.InProcess = nats
 	env.Script = []byte("default: {turns: [{text: hello}]}\n")
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- Serve(ctx, env) }()
-	defer func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Errorf("Serve = %v", err)
-		}
-	}()
-	client := &http.Client{Transport: &http.Transport{}}
-	defer client.CloseIdleConnections()
+	client := serve(t, env)
 	call := func(method, path, body string) (int, http.Header, string) {
 		req, err := http.NewRequestWithContext(t.Context(), method, "http://"+env.Config.HTTP.Addr+path, strings.NewReader(body))
 		if err != nil {
@@ -119,17 +126,7 @@ func TestLeadSaysThatEventsAreRefused(t *testing.T) {
 	}
 	env.InProcess = nats
 	env.Script = []byte("default: {turns: [{text: hello}]}\n")
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- Serve(ctx, env) }()
-	defer func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Errorf("Serve = %v", err)
-		}
-	}()
-	client := &http.Client{Transport: &http.Transport{}}
-	defer client.CloseIdleConnections()
+	client := serve(t, env)
 	readyz := func(code int, text string) {
 		t.Helper()
 		natstest.Eventually(t, patience, func() (bool, string) {

@@ -15,8 +15,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"mime"
 	"net/http"
 	"regexp"
 	"strings"
@@ -137,23 +135,9 @@ func (m *Model) ask(ctx context.Context, params sdk.MessageNewParams, req model.
 	if err := m.client.Execute(ctx, http.MethodPost, "v1/messages", params, &raw, opts...); err != nil {
 		return model.Response{}, err
 	}
-	body := raw.Body
-	defer body.Close()
 	alive()
-	limited := provider.Bound(body)
 	a := newAssembly(req, m.source, onDelta)
-	var err error
-	if media, _, _ := mime.ParseMediaType(raw.Header.Get("Content-Type")); media == "application/json" {
-		err = a.whole(limited) // the server does not stream
-	} else {
-		// Some servers forget the empty line after the last event.
-		raw.Body = struct {
-			io.Reader
-			io.Closer
-		}{io.MultiReader(limited, strings.NewReader("\n\n")), body}
-		raw.Header.Set("Content-Type", "text/event-stream")
-		err = a.stream(ssestream.NewDecoder(raw), alive)
-	}
+	err := provider.Read(raw, a.whole, func(raw *http.Response) error { return a.stream(ssestream.NewDecoder(raw), alive) })
 	if err != nil {
 		return model.Response{}, err
 	}

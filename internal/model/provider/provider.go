@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"mime"
 	"net"
 	"net/http"
 	"strings"
@@ -129,8 +130,26 @@ func Invalid(err error) error {
 	return &model.Error{Kind: model.KindPermanent, Code: "invalid_request", Message: err.Error(), Err: err}
 }
 
-// Bound returns r, which ends with an error when it is too long to be an answer.
-func Bound(r io.Reader) io.Reader { return &boundedBody{r: r, left: maxAnswerBytes} }
+// Read gives the body of an answer to whole, if the server did not stream, or to
+// stream, and closes it. An answer that is too long ends with an error.
+func Read(res *http.Response, whole func(io.Reader) error, stream func(*http.Response) error) error {
+	body := res.Body
+	defer body.Close()
+	limited := bound(body)
+	if media, _, _ := mime.ParseMediaType(res.Header.Get("Content-Type")); media == "application/json" {
+		return whole(limited)
+	}
+	// Some servers forget the empty line after the last event.
+	res.Body = struct {
+		io.Reader
+		io.Closer
+	}{io.MultiReader(limited, strings.NewReader("\n\n")), body}
+	res.Header.Set("Content-Type", "text/event-stream")
+	return stream(res)
+}
+
+// bound returns r, which ends with an error when it is too long to be an answer.
+func bound(r io.Reader) io.Reader { return &boundedBody{r: r, left: maxAnswerBytes} }
 
 // boundedBody ends a body that never ends by itself.
 type boundedBody struct {
