@@ -78,6 +78,13 @@ scale: ## what 100,000 waiting tasks cost, and that they cost no more than they 
 soak: ## 5,000 leases over 4 executors beside busy processes, for 5 minutes; none may run out
 	go test -count=1 -v -timeout=15m -run='^TestSoak$$' ./test/system -soak.leases=5000 -soak.ttl=15s -soak.length=5m -soak.burn=4
 
+# What goes wrong with which answer follows from the seed; 0 takes one from the clock.
+AGENTS_SEED ?= 0
+
+.PHONY: soak-agents
+soak-agents: ## 200 sub-agents with tools, every third answer of their models spoilt; nothing may be left (1 minute)
+	go test -count=1 -v -timeout=15m -run='^TestAgentsSoak$$' ./test/system -agents.runs=200 -agents.seed=$(AGENTS_SEED)
+
 .PHONY: failover
 failover: ## measure how long fail-overs of the gate take, ten times each kind (4 minutes)
 	go test -count=1 -v -timeout=25m -run='^(TestFailOver|TestNetworkCut)$$' ./test/e2e -failover.samples=10 -failover.waiting=1000 | grep -E '_test.go|^ *---|^ok|^FAIL'
@@ -121,6 +128,15 @@ verify: check ## check, vet, and no difference to what is committed
 .PHONY: behaviours
 behaviours: ## list every rule with the tests that name it, and the rules without a test
 	go run ./test/behaviours
+
+# node_modules is made anew only when what is asked for changes.
+tools/asyncapi/node_modules/.installed: tools/asyncapi/package.json tools/asyncapi/package-lock.json
+	npm ci --prefix tools/asyncapi --ignore-scripts --no-audit --no-fund --loglevel=error
+	touch $@
+
+.PHONY: asyncapi
+asyncapi: tools/asyncapi/node_modules/.installed ## check the AsyncAPI document with the official parser (needs node and npm)
+	node tools/asyncapi/check.mjs pkg/contract/schema/asyncapi.yaml
 
 .PHONY: model
 model: ## check the admission protocol with Spin (needs spin and gcc; 2 to 6 minutes)

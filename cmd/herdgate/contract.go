@@ -1,19 +1,27 @@
 package main
 
 import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
 	"github.com/spf13/cobra"
 
 	"github.com/herdgate/herdgate/internal/client/wire"
 	"github.com/herdgate/herdgate/pkg/contract"
+	"github.com/herdgate/herdgate/pkg/contract/schema"
+	"github.com/herdgate/herdgate/pkg/envelope"
 )
 
 func (a *app) contractCommand() *cobra.Command {
-	return &cobra.Command{
+	c := &cobra.Command{
 		Use: "contract", Short: "print subjects, streams, event types and codes as JSON", Args: cobra.NoArgs,
 		Long: `Prints as JSON what programs in other languages need to know: the names of this
 deployment (they derive from nats.prefix) and the lists of event types, statuses and
-codes. JSON Schemas of the messages are not part of it in this version; the Go types
-are in pkg/contract.`,
+codes. "contract schemas" has the JSON Schemas of all messages, "contract asyncapi" the
+AsyncAPI document that says on which subject each of them travels.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			env, err := a.open(cmd.Context())
 			if err != nil {
@@ -26,6 +34,78 @@ are in pkg/contract.`,
 			return printJSON(cmd.OutOrStdout(), describeContract(names))
 		},
 	}
+	c.AddCommand(a.schemasCommand(), a.asyncAPICommand())
+	return c
+}
+
+func (a *app) schemasCommand() *cobra.Command {
+	var dir string
+	c := &cobra.Command{
+		Use: "schemas [NAME]", Short: "list the JSON Schemas of all messages, or print one", Args: cobra.MaximumNArgs(1),
+		Long: `Lists the JSON Schemas (draft 2020-12) of everything that travels over NATS, prints the
+one called NAME, or writes all of them to a folder. Each stands for itself and refers to
+no other file.`,
+		Example: "  herdgate contract schemas event.task_completed\n  herdgate contract schemas --output-dir schemas",
+		ValidArgsFunction: func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+			if len(args) > 0 {
+				return nil, cobra.ShellCompDirectiveNoFileComp
+			}
+			return schema.Names(), cobra.ShellCompDirectiveNoFileComp
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			stdout := cmd.OutOrStdout()
+			switch {
+			case dir != "" && len(args) > 0:
+				return fmt.Errorf("--output-dir writes all schemas; leave out %q", args[0])
+			case dir != "":
+				return writeSchemas(dir)
+			case len(args) > 0:
+				b, err := schema.Get(strings.TrimSuffix(args[0], ".json"))
+				if err != nil {
+					return fmt.Errorf("%w; \"herdgate contract schemas\" lists them", err)
+				}
+				return write(stdout, b)
+			case a.json():
+				return printJSON(stdout, schema.Names())
+			}
+			return write(stdout, []byte(strings.Join(schema.Names(), "\n")+"\n"))
+		},
+	}
+	c.Flags().StringVar(&dir, "output-dir", "", "write all schemas to this `DIR`, one file each")
+	return c
+}
+
+func (a *app) asyncAPICommand() *cobra.Command {
+	var dir string
+	c := &cobra.Command{
+		Use: "asyncapi", Short: "print the AsyncAPI document of all subjects and messages", Args: cobra.NoArgs,
+		Long: `Prints the AsyncAPI document. It refers to the schemas as ./v1/NAME.json: --output-dir
+writes it with them, for tools that follow references.`,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if dir == "" {
+				return write(cmd.OutOrStdout(), schema.AsyncAPI())
+			}
+			return errors.Join(writeSchemas(filepath.Join(dir, "v1")), os.WriteFile(filepath.Join(dir, "asyncapi.yaml"), schema.AsyncAPI(), 0o644))
+		},
+	}
+	c.Flags().StringVar(&dir, "output-dir", "", "write asyncapi.yaml and the schemas to this `DIR`")
+	return c
+}
+
+func writeSchemas(dir string) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	for _, name := range schema.Names() {
+		b, err := schema.Get(name)
+		if err == nil {
+			err = os.WriteFile(filepath.Join(dir, name+".json"), b, 0o644)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // description is the JSON of herdgate contract. Its lists only ever grow.
@@ -53,17 +133,6 @@ type eventType struct {
 	Terminal   bool   `json:"terminal,omitempty"`
 }
 
-// stored maps event types to the types of their records.
-var stored = map[contract.EventType]string{
-	contract.EventTaskQueued: contract.RecordQueued, contract.EventTaskAdmitted: contract.RecordAdmitted,
-	contract.EventTaskStarted: contract.RecordStart, contract.EventTaskRunning: contract.RecordStep,
-	contract.EventTaskCompleted: contract.RecordEnd, contract.EventTaskFailed: contract.RecordEnd,
-	contract.EventTaskTimedOut: contract.RecordEnd, contract.EventTaskCancelled: contract.RecordEnd,
-	contract.EventRunStarted: contract.RecordRunStarted, contract.EventRunMessage: contract.RecordRunMessage,
-	contract.EventRunCompleted: contract.RecordRunCompleted, contract.EventRunFailed: contract.RecordRunFailed,
-	contract.EventRunCancelled: contract.RecordRunCancelled,
-}
-
 func describeContract(n contract.Names) description {
 	const task, run = contract.TaskID("<task_id>"), contract.RunID("<run_id>")
 	d := description{
@@ -87,26 +156,21 @@ func describeContract(n contract.Names) description {
 			"task": contract.TaskKey(task), "lease": contract.LeaseKey(task), "cancel": contract.CancelKey(task), "trial": contract.TrialKey(task),
 			"leader": contract.LeaderKey, "limits": contract.LimitsKey, "run": contract.RunKey(run),
 		},
-		Consumers: map[string]string{"executors": n.GrantConsumer("<pool>"), "eventsink": n.SinkConsumer()},
-		TaskStatuses: texts(contract.TaskQueued, contract.TaskRunning, contract.TaskCompleted, contract.TaskFailed, contract.TaskCancelled,
-			contract.TaskTimedOut),
-		RunStatuses: texts(contract.RunRunning, contract.RunCompleted, contract.RunFailed, contract.RunCancelled),
-		StopReasons: texts(contract.StopTokenCapped, contract.StopTurnCapped, contract.StopLoopCapped, contract.StopSafetyCapped,
-			contract.StopSubagentCapped, contract.StopLengthCapped),
-		ErrorCodes: texts(contract.ErrQueueFull, contract.ErrQueueTimeout, contract.ErrExecutorLost, contract.ErrExecutorStalled, contract.ErrLLM,
-			contract.ErrTool, contract.ErrPolicyDenied, contract.ErrInvalidRequest, contract.ErrInternal),
+		Consumers:    map[string]string{"executors": n.GrantConsumer("<pool>"), "eventsink": n.SinkConsumer()},
+		TaskStatuses: texts(contract.TaskStatuses()), RunStatuses: texts(contract.RunStatuses()),
+		StopReasons: texts(contract.StopReasons()), ErrorCodes: texts(contract.ErrorCodes()),
 		ProblemCodes: []string{
 			wire.CodeInvalidRequest, wire.CodeUnauthorized, wire.CodeForbidden, wire.CodeNotFound, wire.CodeMethodNotAllowed,
 			wire.CodeAlreadyFinished, wire.CodeQueueFull, wire.CodePayloadTooLarge, wire.CodeUnavailable, wire.CodeInternal,
 		},
 	}
 	for _, t := range contract.EventTypes() {
-		d.EventTypes = append(d.EventTypes, eventType{Type: string(t), Stored: stored[t], DataSchema: "urn:herdgate:event:" + string(t) + ":1", Terminal: t.Terminal()})
+		d.EventTypes = append(d.EventTypes, eventType{Type: string(t), Stored: t.Record(), DataSchema: envelope.DataSchema(t), Terminal: t.Terminal()})
 	}
 	return d
 }
 
-func texts[T ~string](list ...T) []string {
+func texts[T ~string](list []T) []string {
 	out := make([]string, len(list))
 	for i, s := range list {
 		out[i] = string(s)

@@ -20,7 +20,8 @@ func (a *app) doctorCommand() *cobra.Command {
 		Use: "doctor", Short: "find out what is wrong and how to mend it", Args: cobra.NoArgs,
 		Long: `Looks at the configuration, NATS with its streams, the data directory, the event
 store, the models and their keys, the sandbox, the trace collector and the lead's HTTP
-API. It changes nothing and calls no model. The exit code is 1 when a check fails.
+API. It changes nothing. Providers are asked whether they have the model and take the
+key; nothing is generated. The exit code is 1 when a check fails.
 
 With --history it also reads what is stored — events, task records, grants, the queue —
 and checks that what must always hold has held: the capacity, the order, one end for

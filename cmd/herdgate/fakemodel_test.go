@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/http"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 )
@@ -40,16 +41,29 @@ rules:
 	base := fake.saw(&fake.stdout, `serving rules.yaml at (http://127\.0\.0\.1:\d+/v1)`)[1]
 	writeFile(t, filepath.Join(dir, "herdgate.yaml"), fmt.Sprintf(`
 models:
-  - {name: one, provider: openai, model: fake-openai, base_url: %q, max_retries: 2}
-  - {name: two, provider: anthropic, model: fake-anthropic, base_url: %q, max_retries: 2, max_output_tokens: 2000}
+  - {name: one, provider: openai, model: fake-openai, base_url: %q, max_retries: 2, price: {input_per_million: 10000, output_per_million: 50000, cached_input_per_million: 1000}}
+  - {name: two, provider: anthropic, model: fake-anthropic, base_url: %q, max_retries: 2, max_output_tokens: 2000, price: {input_per_million: 10, output_per_million: 20}}
+  - {name: small, provider: openai, model: fake-small, base_url: %q, max_input_tokens: 50}
 subagents:
   custom_agents:
     looker: {description: looks, system_prompt: Look., model: two}
-`, base, base))
+`, base, base, base))
 	p, server := up(t, dir, nil)
 	r := herdgate(t, dir, nil, "run", "look around", "--server", server).want(t, 0)
 	contains(t, "stdout", r.stdout, "It says:", "nothing there")
-	matches(t, "stderr", r.stderr, `^task 1 +started +looker, fake-anthropic$`, `^task 1 +completed .* 21 tokens$`)
+	// What it cost: 16 in and 5 out at the price of the one model; 260 in, 40 of them
+	// cached, and 30 out at that of the other.
+	matches(t, "stderr", r.stderr, `^task 1 +started +looker, fake-anthropic$`, `^task 1 +completed .* 21 tokens, \$0\.0003$`, `^run +completed .* 351 tokens, \$4\.14$`)
+	run := regexp.MustCompile(`r_[a-z0-9]+`).FindString(r.stderr)
+	shown := herdgate(t, dir, nil, "runs", "show", run, "--server", server).want(t, 0).stdout
+	matches(t, "stdout", shown, `^tokens +351 \(316 in, of them 40 cached, 35 out\)$`, `^cost +\$4\.14$`)
+	task := regexp.MustCompile(`t_[a-z0-9]+`).FindString(shown)
+	matches(t, "stdout", herdgate(t, dir, nil, "tasks", "show", task, "--server", server).want(t, 0).stdout, `^cost +\$0\.0003$`)
+	contains(t, "stdout", herdgate(t, dir, nil, "tasks", "show", task, "--server", server, "--output", "json").want(t, 0).stdout, `"cost_usd": 0.00026`)
+	matches(t, "stdout", herdgate(t, dir, nil, "doctor", "--server", server).want(t, 0).stdout, `^ok +model one +fake-openai at .* is there`, `^ok +model two +fake-anthropic at .* is there`)
+	// max_input_tokens: what is clearly too large for a model is not sent to it.
+	r = herdgate(t, dir, nil, "run", "look around", "--model", "small", "--server", server).want(t, 1)
+	contains(t, "stderr", r.stderr, `model "small" reads 50 (max_input_tokens)`, "llm_error")
 	// STATUS-05: what fails for good ends the run as failed.
 	r = herdgate(t, dir, nil, "run", "give up", "--server", server).want(t, 1)
 	contains(t, "stderr", r.stderr, "529")

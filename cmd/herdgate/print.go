@@ -102,7 +102,19 @@ func cellUsage(u *contract.Usage) string {
 	if u == nil {
 		return "-"
 	}
-	return fmt.Sprintf("%d (%d in, %d out)", u.TotalTokens, u.InputTokens, u.OutputTokens)
+	text := fmt.Sprintf("%d (%d in, %d out)", u.TotalTokens, u.InputTokens, u.OutputTokens)
+	if u.CacheReadTokens > 0 {
+		text = fmt.Sprintf("%d (%d in, of them %d cached, %d out)", u.TotalTokens, u.InputTokens, u.CacheReadTokens, u.OutputTokens)
+	}
+	return text
+}
+
+// cellCost is "" where no model has a price.
+func cellCost(u *contract.Usage) string {
+	if u == nil || u.CostUSD == nil {
+		return ""
+	}
+	return progress.Dollars(*u.CostUSD)
 }
 
 func cellTokens(u *contract.Usage) string {

@@ -32,7 +32,11 @@ func TestTaskShowsReceipts(t *testing.T) {
 	if strings.Contains(got, "\x1b") {
 		t.Errorf("a name writes to the terminal: %q", got)
 	}
-	rec.ReceiptVerdict.Unknown = []string{"r9"}
+	rec.ReceiptVerdict = &contract.ReceiptVerdict{CitationResolved: true}
+	if got := show(rec); !strings.Contains(got, "citations    none") || strings.Contains(got, "not whether claims") {
+		t.Errorf("a report without citations:\n%s", got)
+	}
+	rec.ReceiptVerdict = &contract.ReceiptVerdict{Resolved: []string{"r7"}, CitationResolved: true, Unknown: []string{"r9"}}
 	if got := show(rec); strings.Contains(got, "resolved") {
 		t.Errorf("a verdict that contradicts itself is shown:\n%s", got)
 	}

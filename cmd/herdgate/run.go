@@ -36,7 +36,7 @@ func (a *app) runCommand() *cobra.Command {
 	var req wire.RunRequest
 	var concurrent, total int
 	cmd := &cobra.Command{
-		Use: `run "PROMPT"`, Short: "submit a run, show its tasks live, print the answer", Args: cobra.ExactArgs(1),
+		Use: `run "PROMPT"`, Short: "submit a run, show its tasks live, print the answer", Args: onlyArg("PROMPT"),
 		Long: `Submits a run and shows its tasks as they go on: a live view on a terminal, lines
 elsewhere, with --output json the run's events, one a line. The answer goes to the
 standard output, everything else to the standard error. The prompt - is read from

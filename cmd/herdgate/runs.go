@@ -28,13 +28,13 @@ func (a *app) runsCommand() *cobra.Command {
 	list.Flags().StringVar(&status, "status", "", "running, completed, failed or cancelled")
 	pageFlags(list, &q.Limit, &q.Cursor)
 	show := &cobra.Command{
-		Use: "show RUN_ID", Short: "show a run with its delegations and its answer", Args: cobra.ExactArgs(1),
+		Use: "show RUN_ID", Short: "show a run with its delegations and its answer", Args: onlyArg("RUN_ID"),
 		RunE: asks(a, func(ctx context.Context, c *client.Client, id string) (wire.Run, error) {
 			return c.GetRun(ctx, contract.RunID(id))
 		}, printRun),
 	}
 	cancel := &cobra.Command{
-		Use: "cancel RUN_ID", Short: "cancel a run and every task of it", Args: cobra.ExactArgs(1),
+		Use: "cancel RUN_ID", Short: "cancel a run and every task of it", Args: onlyArg("RUN_ID"),
 		RunE: asks(a, func(ctx context.Context, c *client.Client, id string) (wire.Cancelling, error) {
 			return wire.Cancelling{RunID: contract.RunID(id), Status: wire.StatusCancelling}, c.CancelRun(ctx, contract.RunID(id))
 		}, func(w, _ io.Writer, v wire.Cancelling) error {
@@ -105,6 +105,9 @@ func printRun(w, _ io.Writer, r wire.Run) error {
 	t.row("stop reason", cellPtr(r.StopReason))
 	t.row("model", cell(r.Model))
 	t.row("tokens", cellUsage(r.Usage))
+	if cost := cellCost(r.Usage); cost != "" {
+		t.row("cost", cost)
+	}
 	t.row("created", cellTime(&r.CreatedAt))
 	t.row("finished", cellTime(r.FinishedAt))
 	t.row("duration", cellSpan(&r.CreatedAt, r.FinishedAt))

@@ -39,7 +39,7 @@ func (a *app) tasksList() *cobra.Command {
 
 func (a *app) tasksShow() *cobra.Command {
 	return &cobra.Command{
-		Use: "show TASK_ID", Short: "show a task with its result", Args: cobra.ExactArgs(1),
+		Use: "show TASK_ID", Short: "show a task with its result", Args: onlyArg("TASK_ID"),
 		RunE: asks(a, func(ctx context.Context, c *client.Client, id string) (wire.Task, error) {
 			return c.GetTask(ctx, contract.TaskID(id))
 		}, printTask),
@@ -48,7 +48,7 @@ func (a *app) tasksShow() *cobra.Command {
 
 func (a *app) tasksCancel() *cobra.Command {
 	return &cobra.Command{
-		Use: "cancel TASK_ID", Short: "cancel a task", Args: cobra.ExactArgs(1),
+		Use: "cancel TASK_ID", Short: "cancel a task", Args: onlyArg("TASK_ID"),
 		RunE: asks(a, func(ctx context.Context, c *client.Client, id string) (wire.Cancelling, error) {
 			err := c.CancelTask(ctx, contract.TaskID(id))
 			var api *client.Error
@@ -66,7 +66,7 @@ func (a *app) tasksSubmit() *cobra.Command {
 	var req wire.TaskRequest
 	var timeout int
 	cmd := &cobra.Command{
-		Use: `submit "PROMPT"`, Short: "delegate one task without a lead", Args: cobra.ExactArgs(1),
+		Use: `submit "PROMPT"`, Short: "delegate one task without a lead", Args: onlyArg("PROMPT"),
 		Long: `Submits one task and prints its id without waiting for its end. The prompt - is
 read from the standard input.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -153,6 +153,9 @@ func printTask(w, _ io.Writer, x wire.Task) error {
 	t.row("executor", cell(x.Executor))
 	t.row("model", cellPtr(x.ModelName))
 	t.row("tokens", cellUsage(x.Usage))
+	if cost := cellCost(x.Usage); cost != "" {
+		t.row("cost", cost)
+	}
 	t.row("queued", cellTime(&x.QueuedAt))
 	t.row("started", cellTime(x.StartedAt))
 	t.row("finished", cellTime(x.FinishedAt))
@@ -160,7 +163,9 @@ func printTask(w, _ io.Writer, x wire.Task) error {
 	t.row("trace", cell(x.TraceID))
 	if v := x.ReceiptVerdict; v != nil {
 		t.row("citations", cell(receipt.Counts(*v)))
-		t.row("", cell(receipt.Limitation))
+		if len(v.Resolved)+len(v.Failed)+len(v.Unknown) > 0 {
+			t.row("", cell(receipt.Limitation))
+		}
 	}
 	if err := t.print(w, ""); err != nil {
 		return err

@@ -70,6 +70,7 @@ type Config struct {
 	ModelMiddleware []ModelMiddleware
 	ToolMiddleware  []ToolMiddleware
 	BeforeModel     []Before
+	Spent           []func(*contract.Usage)
 	AfterModel      []Hook
 	AfterTool       []ResultHook
 
@@ -128,6 +129,10 @@ func (r Result) LastAssistant() *model.Message {
 	return nil
 }
 
+// maxShortenings is how often in one turn a conversation that a provider refuses as
+// too long is shortened and sent again.
+const maxShortenings = 3
+
 // maxNudges is how often an empty answer is asked for again before it stands.
 const maxNudges = 2
 
@@ -136,13 +141,14 @@ const maxNudges = 2
 // Result then holds what there was. A panic is such a fault: the process has
 // other conversations. All tools have returned when Run does.
 func Run(ctx context.Context, cfg Config, messages []model.Message) (res Result, err error) {
-	l := newLoop(cfg, messages)
+	l := &loop{result: Result{Messages: messages, Gone: cfg.Gone}}
 	defer func() {
 		if f := fault.Of(recover()); f != nil {
-			f.Log(l.cfg.Log.Error()).Msg("the agent loop panicked")
+			f.Log(cfg.Log.Error()).Msg("the agent loop panicked")
 			res, err = l.result, f
 		}
 	}()
+	l = newLoop(cfg, messages) // it asks tools and pieces already
 	err = l.run(ctx)
 	return l.result, err
 }
@@ -157,6 +163,8 @@ type loop struct {
 	nudges   int
 	// calls are the ids of all calls so far, also of those that are gone.
 	calls map[string]bool
+	// repaired is the conversation as it goes into requests.
+	repaired repairer
 }
 
 func newLoop(cfg Config, messages []model.Message) *loop {
@@ -206,7 +214,7 @@ func (c Config) flat() Config {
 	var hooks []Hook
 	var results []ResultHook
 	c.ModelMiddleware, c.ToolMiddleware = slices.Clone(c.ModelMiddleware), slices.Clone(c.ToolMiddleware)
-	c.BeforeModel = slices.Clone(c.BeforeModel)
+	c.BeforeModel, c.Spent = slices.Clone(c.BeforeModel), slices.Clone(c.Spent)
 	for _, p := range c.Chain {
 		if p.Model != nil {
 			c.ModelMiddleware = append(c.ModelMiddleware, p.Model)
@@ -216,6 +224,9 @@ func (c Config) flat() Config {
 		}
 		if p.BeforeModel != nil {
 			c.BeforeModel = append(c.BeforeModel, p.BeforeModel)
+		}
+		if p.Spent != nil {
+			c.Spent = append(c.Spent, p.Spent)
 		}
 		if p.AfterModel != nil {
 			hooks = append([]Hook{p.AfterModel}, hooks...)
@@ -289,14 +300,19 @@ func (l *loop) ask(ctx context.Context) (model.Message, error) {
 	}
 	l.result.Turns++
 	resp, err := l.request(ctx)
-	if err != nil && ctx.Err() == nil && model.TooLong(err) {
+	// What a piece takes out may not be enough at once: it keeps what it can.
+	for range maxShortenings {
+		if err == nil || ctx.Err() != nil || !model.TooLong(err) {
+			break
+		}
 		shorter, serr := l.before(ctx, true)
 		if serr != nil {
 			return model.Message{}, serr
 		}
-		if shorter {
-			resp, err = l.request(ctx)
+		if !shorter {
+			break
 		}
+		resp, err = l.request(ctx)
 	}
 	if ctx.Err() != nil {
 		return model.Message{}, context.Cause(ctx)
@@ -322,7 +338,7 @@ func (l *loop) ask(ctx context.Context) (model.Message, error) {
 
 // request asks the model and counts what it cost, however it ends.
 func (l *loop) request(ctx context.Context) (model.Response, error) {
-	resp, err := l.generate(ctx, model.Request{Messages: Repair(l.result.Messages), Tools: l.specs, Agent: l.cfg.Agent}, l.cfg.OnDelta)
+	resp, err := l.generate(ctx, model.Request{Messages: l.repaired.repair(l.result.Messages), Tools: l.specs, Agent: l.cfg.Agent}, l.cfg.OnDelta)
 	l.result.Usage = l.result.Usage.Add(normalUsage(resp.Usage))
 	if resp.Model != "" {
 		l.result.ModelName = resp.Model

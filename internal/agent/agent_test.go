@@ -628,6 +628,19 @@ func TestModelPanics(t *testing.T) {
 	}
 }
 
+type speechless struct{ *fakeTool }
+
+func (speechless) Spec() model.ToolSpec { panic("no words") }
+
+// The same of what is asked before the first turn.
+func TestToolCannotBeAsked(t *testing.T) {
+	t.Parallel()
+	res, err := Run(limit(t), with(Config{Model: says(text("done")), Tools: []tool.Tool{speechless{}}}), user("go"))
+	if err == nil || !strings.Contains(err.Error(), "no words") || len(res.Messages) != 1 {
+		t.Errorf("%v, result %+v", err, res)
+	}
+}
+
 // The same beside a tool, in a goroutine of its own: the other tools end first.
 func TestPanicBesideATool(t *testing.T) {
 	t.Parallel()

@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+
+	"github.com/herdgate/herdgate/pkg/contract"
 )
 
 // Piece is one part of what stands around a loop's model and tools. Each part that
@@ -18,6 +20,9 @@ type Piece struct {
 	// BeforeModel may shorten the stored conversation before the model is asked. The
 	// outermost piece comes first.
 	BeforeModel Before
+	// Spent is told what the pieces' own work costs, such as a summary, before the
+	// next answer.
+	Spent func(*contract.Usage)
 	// AfterModel changes an answer before it is recorded.
 	AfterModel Hook
 	// AfterTool changes a result before it is recorded, whether its tool was run or

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/herdgate/herdgate/internal/model"
@@ -15,17 +16,34 @@ import (
 // Repair returns a conversation that a strict provider accepts: every call has a
 // name and an id of its own and is answered once, directly after its message;
 // results without a call are left out; arguments are JSON objects. The input is
-// not changed, and what is in order already is returned as it is.
-func Repair(messages []model.Message) []model.Message {
-	out := make([]model.Message, 0, len(messages))
-	used := map[string]bool{}
-	for i, m := range messages {
+// not changed, and what is in order already is as it was.
+func Repair(messages []model.Message) []model.Message { return new(repairer).repair(messages) }
+
+// repairer repairs a conversation that grows. What it has repaired once it does not
+// look at again, so that a turn costs what is new in it and not the whole history.
+type repairer struct {
+	seen int // how many messages out was made of
+	out  []model.Message
+	used map[string]bool
+}
+
+// repair returns what [Repair] would. messages begin with those of the last call, or
+// the repairer was reset. The result must not be changed.
+func (r *repairer) repair(messages []model.Message) []model.Message {
+	if r.seen > len(messages) || r.seen > 0 && r.seen < len(messages) && messages[r.seen].Role == model.RoleTool {
+		r.reset() // results of calls that were taken for unanswered
+	}
+	if r.used == nil {
+		r.used, r.out = map[string]bool{}, make([]model.Message, 0, len(messages)+len(messages)/4+8)
+	}
+	for i := r.seen; i < len(messages); i++ {
+		m := messages[i]
 		if m.Role == model.RoleTool {
 			continue // taken along with its call, or without one
 		}
 		if m.Role != model.RoleAssistant || len(m.ToolCalls) == 0 {
 			m.ToolCalls = nil
-			out = append(out, m)
+			r.out = append(r.out, m)
 			continue
 		}
 		results := map[string][]model.Message{}
@@ -40,13 +58,17 @@ func Repair(messages []model.Message) []model.Message {
 			if rs := results[c.ID]; len(rs) > 0 {
 				answers[k], results[c.ID] = rs[0], rs[1:]
 			}
-			c.ID = freeID(c.ID, used, len(out), k)
+			c.ID = freeID(c.ID, r.used, len(r.out), k)
 			answers[k].ToolCallID = c.ID
 		}
-		out = append(append(out, m), answers...)
+		r.out = append(append(r.out, m), answers...)
 	}
-	return out
+	r.seen = len(messages)
+	return slices.Clip(r.out) // whoever appends to it makes a copy
 }
+
+// reset begins anew. What was returned before stays as it is.
+func (r *repairer) reset() { *r = repairer{} }
 
 // freeID returns id, or one that is not used yet, and marks it as used.
 func freeID(id string, used map[string]bool, message, position int) string {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -83,6 +84,9 @@ func TestRepairHolds(t *testing.T) {
 			}
 		}
 		checkRepair(t, messages)
+		if seed < 500 {
+			checkGrowth(t, messages)
+		}
 	}
 }
 
@@ -116,6 +120,24 @@ func checkRepair(t interface{ Fatalf(string, ...any) }, in []model.Message) {
 	}
 }
 
+// checkGrowth: a conversation that grows is repaired as if it had been there at once,
+// wherever it stood before, and what was returned then stays as it was.
+func checkGrowth(t interface{ Fatalf(string, ...any) }, in []model.Message) {
+	out := Repair(in)
+	for n := range in {
+		var r repairer
+		before := r.repair(in[:n])
+		kept := slices.Clone(before)
+		if grown := r.repair(in); !reflect.DeepEqual(grown, out) {
+			t.Fatalf("after %d messages it became %+v, want %+v", n, grown, out)
+		}
+		_ = append(before, model.Message{Text: "of another"})
+		if again := r.repair(in); !reflect.DeepEqual(again, out) || !reflect.DeepEqual(before, kept) {
+			t.Fatalf("after %d messages what had been returned was changed", n)
+		}
+	}
+}
+
 // F-070: the same over conversations that are read from bytes.
 func FuzzRepair(f *testing.F) {
 	f.Add([]byte(`[{"role":"assistant","tool_calls":[{"id":"a","name":"ls","args":"{"},{"id":"a"}]},{"role":"tool","tool_call_id":"a","text":"x"}]`))
@@ -126,6 +148,7 @@ func FuzzRepair(f *testing.F) {
 			return
 		}
 		checkRepair(t, in)
+		checkGrowth(t, in)
 	})
 }
 

@@ -42,7 +42,7 @@ func (l *loop) before(ctx context.Context, refused bool) (bool, error) {
 	changed := false
 	for _, f := range l.cfg.BeforeModel {
 		c, err := f(ctx, State{Messages: l.result.Messages, Tools: l.specs, Refused: refused})
-		l.result.Usage = l.result.Usage.Add(normalUsage(c.Usage))
+		l.spend(c.Usage)
 		if err != nil {
 			return false, err
 		}
@@ -58,6 +58,7 @@ func (l *loop) before(ctx context.Context, refused bool) (bool, error) {
 		}
 		old := l.result.Messages
 		l.result.Messages = slices.Clip(c.Messages)
+		l.repaired.reset()
 		l.result.Gone.Messages += len(old) - len(c.Messages)
 		l.result.Gone.Assistants += assistants(old) - assistants(c.Messages)
 		changed = true
@@ -74,26 +75,26 @@ func (l *loop) before(ctx context.Context, refused bool) (bool, error) {
 	return false, nil
 }
 
-// torn reports whether a shortened conversation has a result without its call, or
-// a call without the result that it had.
-func torn(old, now []model.Message) bool {
-	had, calls, have := map[string]bool{}, map[string]bool{}, map[string]bool{}
-	for _, m := range old {
-		if m.Role == model.RoleTool {
-			had[m.ToolCallID] = true
-		}
+// spend counts what a piece's own work cost, and tells the pieces.
+func (l *loop) spend(u *contract.Usage) {
+	if u = normalUsage(u); u == nil {
+		return
 	}
-	for _, m := range now {
-		if m.Role == model.RoleTool {
-			if !calls[m.ToolCallID] {
-				return true
-			}
-			have[m.ToolCallID] = true
-			continue
-		}
-		clear(calls) // results stand directly behind their message
-		for _, c := range m.ToolCalls {
-			calls[c.ID] = true
+	l.result.Usage = l.result.Usage.Add(u)
+	for _, f := range l.cfg.Spent {
+		f(u)
+	}
+}
+
+// torn reports whether a shortened conversation has a result without its call, or
+// a call without the result that it had. A result that had lost its call before is
+// none of the shortening's doing; requests leave it out.
+func torn(old, now []model.Message) bool {
+	had, _ := answered(old)
+	have, stray := answered(now)
+	for id := range stray {
+		if had[id] {
+			return true
 		}
 	}
 	for _, m := range now {
@@ -104,6 +105,27 @@ func torn(old, now []model.Message) bool {
 		}
 	}
 	return len(now) > len(old)
+}
+
+// answered tells the ids of the results that stand directly behind their calls from
+// those that do not.
+func answered(messages []model.Message) (have, stray map[string]bool) {
+	have, stray = map[string]bool{}, map[string]bool{}
+	calls := map[string]bool{}
+	for _, m := range messages {
+		switch {
+		case m.Role != model.RoleTool:
+			clear(calls)
+			for _, c := range m.ToolCalls {
+				calls[c.ID] = true
+			}
+		case calls[m.ToolCallID]:
+			have[m.ToolCallID] = true
+		default:
+			stray[m.ToolCallID] = true
+		}
+	}
+	return have, stray
 }
 
 func assistants(messages []model.Message) int {

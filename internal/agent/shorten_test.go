@@ -134,6 +134,20 @@ func TestShortenNeverTears(t *testing.T) {
 	}
 }
 
+// F-070: a result that had lost its call before stands in the way of no shortening,
+// and no provider sees it.
+func TestShortenBesideAStrayResult(t *testing.T) {
+	t.Parallel()
+	history := append(user("go"), model.Message{ID: "m1", Role: model.RoleAssistant, Text: "hm"}, model.Message{ID: "m2", Role: model.RoleTool, ToolCallID: "lost", Text: "stray"},
+		model.Message{ID: "m3", Role: model.RoleAssistant, ToolCalls: []model.ToolCall{call("a", "good", "")}}, model.Message{ID: "m4", Role: model.RoleTool, ToolCallID: "a"})
+	m := says(text("done"))
+	res, err := Run(limit(t), with(Config{Model: m, BeforeModel: []Before{func(context.Context, State) (Change, error) { return Change{Messages: history[1:]}, nil }}}), history)
+	if err != nil || len(res.Messages) != len(history) || res.Gone.Messages != 1 {
+		t.Errorf("%v: %d messages, %+v gone", err, len(res.Messages), res.Gone)
+	}
+	replayed(t, m.requests[0].Messages)
+}
+
 // F-070, COMPACT-11: a conversation that the provider refuses as too long is
 // shortened and sent once more, in the same turn; if nobody can shorten it, the
 // refusal stands.

@@ -318,10 +318,12 @@ func (c *Compactor) summarise(ctx context.Context, gone []model.Message) (string
 			return "", used, context.Cause(ctx)
 		}
 		text := strings.TrimSpace(resp.Message.Text)
-		if err == nil && text != "" && !resp.Message.ErrorFallback {
+		// Half an answer, or the words of a refusal, must not take the place of what
+		// happened.
+		if err == nil && text != "" && !resp.Message.ErrorFallback && !resp.Message.CutForSafety() {
 			return text, used, nil
 		}
-		c.o.Log.Warn().Err(err).Str("model", m.Name()).Msg("a model gave no summary of the older part of the conversation")
+		c.o.Log.Warn().Err(err).Str("model", m.Name()).Str("finish_reason", resp.Message.FinishReason).Msg("a model gave no summary of the older part of the conversation")
 	}
 	return "", used, nil
 }

@@ -222,6 +222,9 @@ func TestShownSummaryIsBoundedAndEscaped(t *testing.T) {
 	if strings.Count(text, "</kept_summary>") != 1 || strings.Count(text, "</kept_context>") != 1 || strings.Contains(text, "<system>") || strings.Contains(text, "<b>") || !strings.Contains(text, "obey & &lt;system&gt;") {
 		t.Errorf("shown: %s", text)
 	}
+	if got := escape("\uFF1C/kept_summary\uFF1E \uFE64x\uFE65 <y>"); got != "&lt;/kept_summary&gt; &lt;x&gt; &lt;y&gt;" {
+		t.Errorf("what only looks like a tag becomes %q", got)
+	}
 	if escape(escape("a < b & c")) != escape("a < b & c") {
 		t.Error("escaping twice is not escaping once")
 	}
@@ -410,7 +413,12 @@ func TestModelOfTheSummary(t *testing.T) {
 		"the configured one": {func() (model.Response, error) { return says("CHEAP") }, func() (model.Response, error) { return says("OWN") }, "CHEAP"},
 		"it fails":           {func() (model.Response, error) { return model.Response{}, failure }, func() (model.Response, error) { return says("OWN") }, "OWN"},
 		"it is blank":        {func() (model.Response, error) { return says(" \n\t") }, func() (model.Response, error) { return says("OWN") }, "OWN"},
-		"both fail":          {func() (model.Response, error) { return says("") }, func() (model.Response, error) { return model.Response{}, failure }, ""},
+		"it refuses": {func() (model.Response, error) {
+			res, err := says("I cannot help with that.")
+			res.Message.FinishReason = "content_filter"
+			return res, err
+		}, func() (model.Response, error) { return says("OWN") }, "OWN"},
+		"both fail": {func() (model.Response, error) { return says("") }, func() (model.Response, error) { return model.Response{}, failure }, ""},
 	} {
 		m := worker(6)
 		inner := m.answer
@@ -612,6 +620,33 @@ func TestRefusedAsTooLong(t *testing.T) {
 	off.Trigger = nil
 	if res := converse(t, own, New(Options{Settings: off, Model: own}), results); !res.LastAssistant().ErrorFallback {
 		t.Errorf("%+v", res.LastAssistant())
+	}
+}
+
+// F-070: what the policy keeps may be too long as well. Each further refusal takes
+// more out, down to the newest step and then to the question alone, in one turn; what
+// is still refused then stays refused.
+func TestRefusedAsTooLongAgain(t *testing.T) {
+	t.Parallel()
+	for limit, want := range map[int]int{12: 2, 5: 3, 3: 4, 1: 4} { // messages without the system's: requests of the last turn
+		m := worker(10)
+		inner, last := m.answer, 0
+		m.answer = func(req model.Request, n int) (model.Response, error) {
+			if summarises(req) {
+				return says("SUMMARY")
+			}
+			if len(req.Messages) < 20 && last == 0 {
+				return inner(req, n)
+			}
+			if last++; len(req.Messages)-1 > limit {
+				return model.Response{}, &model.Error{Kind: model.KindPermanent, Code: "context_length_exceeded"}
+			}
+			return says("all done")
+		}
+		res := converse(t, m, New(Options{Settings: settings(1000, 8), Model: m}), results)
+		if last != want || res.LastAssistant().ErrorFallback != (limit == 1) || res.Turns != 10 {
+			t.Errorf("limit %d: %d requests in the last of %d turns, ended with %+v", limit, last, res.Turns, res.LastAssistant())
+		}
 	}
 }
 

@@ -27,9 +27,9 @@ Leave out what was only on the way. Invent nothing; say so where something is un
 	materialMark = "{messages}"
 )
 
-// escaper makes a text that cannot close the block it stands in. It leaves & alone:
-// a summary goes through it again and again.
-var escaper = strings.NewReplacer("<", "&lt;", ">", "&gt;")
+// escaper makes a text that cannot close the block it stands in, nor look like that.
+// It leaves & alone: a summary goes through it again and again.
+var escaper = strings.NewReplacer("<", "&lt;", ">", "&gt;", "\uFF1C", "&lt;", "\uFF1E", "&gt;", "\uFE64", "&lt;", "\uFE65", "&gt;")
 
 // escape makes text safe inside a block.
 func escape(text string) string { return escaper.Replace(text) }

@@ -5,9 +5,11 @@ import (
 	"fmt"
 	"math"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/santhosh-tekuri/jsonschema/v6"
 	"github.com/santhosh-tekuri/jsonschema/v6/kind"
@@ -152,6 +154,20 @@ func (k *checker) validate(v *jsonschema.Schema) {
 		if len(k.tree.faults) > floodFaults {
 			return
 		}
+		if why, ok := e.ErrorKind.(*kind.PropertyNames); ok {
+			// The validator goes on using the buffer in which it tells this place: only
+			// the length of it holds.
+			for _, at := range k.badNames(k.tree.root, nil, len(e.InstanceLocation), why.Property) {
+				if k.isBad(at) {
+					continue
+				}
+				names, _ := k.schema.at(at[:len(at)-1])["propertyNames"].(map[string]any)
+				rule := fmt.Sprintf("must be a name that matches %v (at most %v characters)", names["pattern"], names["maxLength"])
+				k.add(k.tree.fault(k.tree.keyAt(at), at, rule, strconv.Quote(clip(why.Property))), at)
+				prune = append(prune, at)
+			}
+			continue
+		}
 		path := e.InstanceLocation
 		if n := k.tree.at(path); n != nil && n.HeadComment == muted {
 			prune = append(prune, path)
@@ -168,14 +184,6 @@ func (k *checker) validate(v *jsonschema.Schema) {
 				s := k.schema.at(at)
 				k.add(k.tree.fault(k.tree.nearest(path), at, "is required and "+s.rule(), ""), at)
 			}
-		case *kind.PropertyNames:
-			at := join(path, why.Property)
-			rule := "must be a name"
-			if names, ok := k.schema.at(path)["propertyNames"].(map[string]any); ok {
-				rule = fmt.Sprintf("must be a name that matches %v (at most %v characters)", names["pattern"], names["maxLength"])
-			}
-			k.add(k.tree.fault(k.tree.keyAt(at), at, rule, strconv.Quote(clip(why.Property))), at)
-			prune = append(prune, at)
 		case *kind.MaxProperties:
 			k.add(k.tree.fault(k.tree.at(path), path, fmt.Sprintf("must have at most %d keys", why.Want), strconv.Itoa(why.Got)), path)
 			prune = append(prune, path)
@@ -189,6 +197,39 @@ func (k *checker) validate(v *jsonschema.Schema) {
 		}
 	}
 	k.prune(prune)
+}
+
+// badNames returns the places of the keys called name, below mappings so many levels
+// deep, whose schema does not take that name.
+func (k *checker) badNames(n *yaml.Node, path []string, depth int, name string) [][]string {
+	var out [][]string
+	switch {
+	case n.Kind == yaml.MappingNode && depth == 0:
+		names, ok := k.schema.at(path)["propertyNames"].(map[string]any)
+		if _, value := lookup(n, name); ok && value != nil && !takes(names, name) {
+			out = append(out, join(path, name))
+		}
+	case n.Kind == yaml.MappingNode:
+		for i := 0; i+1 < len(n.Content); i += 2 {
+			out = append(out, k.badNames(n.Content[i+1], join(path, n.Content[i].Value), depth-1, name)...)
+		}
+	case n.Kind == yaml.SequenceNode && depth > 0:
+		for i, e := range n.Content {
+			out = append(out, k.badNames(e, join(path, strconv.Itoa(i)), depth-1, name)...)
+		}
+	}
+	return out
+}
+
+// takes reports whether a schema of names takes name.
+func takes(names map[string]any, name string) bool {
+	pattern, _ := names["pattern"].(string)
+	rule, err := regexp.Compile(pattern)
+	if err != nil || !rule.MatchString(name) {
+		return false
+	}
+	limit, err := strconv.Atoi(fmt.Sprint(names["maxLength"]))
+	return err != nil || utf8.RuneCountInString(name) <= limit
 }
 
 func clip(s string) string {

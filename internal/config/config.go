@@ -98,7 +98,7 @@ type Model struct {
 	MaxInputTokens int `yaml:"max_input_tokens,omitempty" jsonschema:"minimum=1,maximum=1000000000" jsonschema_description:"How many tokens the model reads at most."`
 	// MaxOutputTokens is 0 when the provider's default counts.
 	MaxOutputTokens int    `yaml:"max_output_tokens,omitempty" jsonschema:"minimum=1,maximum=1000000000" jsonschema_description:"How many tokens one answer has at most. Empty: openai the model's own bound, anthropic 16384."`
-	Price           *Price `yaml:"price,omitempty" jsonschema_description:"What tokens cost."`
+	Price           *Price `yaml:"price,omitempty" jsonschema_description:"What tokens cost, in US dollars; usage then says so. Empty: it does not."`
 	// Script is the file of the offline model.
 	Script                string `yaml:"script,omitempty" jsonschema_extras:"x-path=true" jsonschema_description:"The rules of a model with provider script."`
 	RequestTimeoutSeconds int    `yaml:"request_timeout_seconds" jsonschema:"minimum=1,maximum=86400" jsonschema_description:"How long one call may take."`
@@ -106,10 +106,12 @@ type Model struct {
 	MaxRetries            int    `yaml:"max_retries" jsonschema:"minimum=0,maximum=20" jsonschema_description:"How often a failed call is repeated. 0: never."`
 }
 
-// Price is what a million tokens cost.
+// Price is what a million tokens cost, in US dollars.
 type Price struct {
 	InputPerMillion  float64 `yaml:"input_per_million" jsonschema:"required,minimum=0,maximum=1000000" jsonschema_description:"Price of a million input tokens."`
 	OutputPerMillion float64 `yaml:"output_per_million" jsonschema:"required,minimum=0,maximum=1000000" jsonschema_description:"Price of a million output tokens."`
+	// CachedInputPerMillion is nil when cached input costs what other input does.
+	CachedInputPerMillion *float64 `yaml:"cached_input_per_million,omitempty" jsonschema:"minimum=0,maximum=1000000" jsonschema_description:"Price of a million input tokens that the provider had cached. Empty: as other input."`
 }
 
 // Lead configures the lead agent.
@@ -402,10 +404,17 @@ const (
 	StorePostgres = "postgres"
 )
 
+// How several event sinks on one database get on.
+const (
+	SinksStandBy = "standby"
+	SinksShare   = "share"
+)
+
 // Eventsink configures the event store.
 type Eventsink struct {
 	Store           string  `yaml:"store" jsonschema:"enum=sqlite,enum=postgres" jsonschema_description:"sqlite: one file, one machine. postgres: a fleet."`
 	DSN             Address `yaml:"dsn" jsonschema:"maxLength=4000" jsonschema_description:"Address of the database. For sqlite a file; empty: events.db in the data directory."`
+	Replicas        string  `yaml:"replicas" jsonschema:"enum=standby,enum=share" jsonschema_description:"Several event sinks on one database: standby lets one write and the others wait, share lets all write, with postgres."`
 	BatchSize       int     `yaml:"batch_size" jsonschema:"minimum=1,maximum=10000" jsonschema_description:"Events written in one transaction at most."`
 	FlushIntervalMS int     `yaml:"flush_interval_ms" jsonschema:"minimum=1,maximum=60000" jsonschema_description:"How long an event waits for others."`
 	RetentionDays   int     `yaml:"retention_days" jsonschema:"minimum=0,maximum=36500" jsonschema_description:"Days that events are kept. 0: for ever."`

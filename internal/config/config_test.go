@@ -69,7 +69,7 @@ func TestDefaults(t *testing.T) {
 		{"summarization.trim", *c.Summarization.TrimTokensToSummarize, 4000},
 		{"verification", c.Verification, Verification{true, "delegation_only"}},
 		{"tool_search", c.ToolSearch, ToolSearch{false, 3}},
-		{"eventsink", c.Eventsink, Eventsink{"sqlite", "", 500, 100, 0}},
+		{"eventsink", c.Eventsink, Eventsink{"sqlite", "", "standby", 500, 100, 0}},
 		{"telemetry", c.Telemetry, Telemetry{"", 1, false, ""}},
 	} {
 		if !reflect.DeepEqual(d.got, d.want) {
@@ -243,6 +243,31 @@ func TestTypes(t *testing.T) {
 	}
 }
 
+// A name that cannot be is told with its own place, whatever else is wrong: next to
+// other faults the validator tells another one.
+func TestBadNamesAmongOtherFaults(t *testing.T) {
+	t.Parallel()
+	const name = "must be a name that matches ^[A-Za-z0-9_-]{1,64}$ (at most 128 characters)"
+	doc := "executor: {time_zone: Mars/Base, max_tasks: 0}\n" +
+		"subagents: {agents: {a b: {}}, custom_agents: {a b: {description: x}, c: {description: d, system_prompt: p}}}\n" +
+		"loop_detection: {tool_freq_overrides: {bash: {warn: 0, hard_limit: 2}}}\n"
+	for range 20 { // the validator walks maps in any order
+		got := checkFaults(t, doc)
+		for _, want := range []string{
+			`h.yaml:2:22: subagents.agents.a b: ` + name + `, got "a b"`,
+			`h.yaml:2:48: subagents.custom_agents.a b: ` + name + `, got "a b"`,
+			`h.yaml:1:23: executor.time_zone: must be the name of a time zone, as Europe/Berlin or UTC, or empty, got "Mars/Base"`,
+		} {
+			if !slices.Contains(got, want) {
+				t.Fatalf("no fault %s among\n%s", want, strings.Join(got, "\n"))
+			}
+		}
+		if n := strings.Count(strings.Join(got, "\n"), name); n != 2 {
+			t.Fatalf("%d faults of names:\n%s", n, strings.Join(got, "\n"))
+		}
+	}
+}
+
 func TestUnknownKeysGetAHint(t *testing.T) {
 	t.Parallel()
 	for doc, want := range map[string]string{
@@ -346,6 +371,8 @@ func TestCrossFieldRules(t *testing.T) {
 		{"mcp: {servers: {a__b: {command: x}}}", "mcp.servers.a__b: must be a name that matches"},
 		{"eventsink: {store: postgres}", "eventsink.dsn: is required"},
 		{"eventsink: {dsn: 'postgres://h/d'}", "eventsink.dsn: must be a file"},
+		{"eventsink: {replicas: share}", "eventsink.replicas: must be standby while eventsink.store is sqlite"},
+		{"eventsink: {replicas: both}", "eventsink.replicas: "},
 		{"telemetry: {otlp_endpoint: 'grpc://h:1'}", "telemetry.otlp_endpoint: must be host:port"},
 		{"telemetry: {otlp_endpoint: 'http://u:hush@h:1'}", "telemetry.otlp_endpoint: must not hold a user"},
 		{"telemetry: {metrics_addr: here}", "telemetry.metrics_addr: must be host:port"},

@@ -73,7 +73,7 @@ func Default() Config {
 		Verification: Verification{ReceiptsEnabled: true, ReceiptsRenderMode: RenderDelegationOnly},
 		ToolSearch:   ToolSearch{AutoPromoteTopK: 3},
 		AgentStorage: AgentStorage{Backend: StorageNATS},
-		Eventsink:    Eventsink{Store: StoreSQLite, BatchSize: 500, FlushIntervalMS: 100},
+		Eventsink:    Eventsink{Store: StoreSQLite, Replicas: SinksStandBy, BatchSize: 500, FlushIntervalMS: 100},
 		Telemetry:    Telemetry{SampleRatio: 1},
 	}
 }

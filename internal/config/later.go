@@ -12,7 +12,6 @@ var later = []struct {
 	{"skills.paths", func(c, _ Config) bool { return len(c.Skills.Paths) > 0 }},
 	{"mcp.servers", func(c, _ Config) bool { return len(c.MCP.Servers) > 0 }},
 	{"agent_storage", func(c, def Config) bool { return c.AgentStorage != def.AgentStorage }},
-	{"eventsink.retention_days", func(c, _ Config) bool { return c.Eventsink.RetentionDays > 0 }},
 	{"telemetry.capture_content", func(c, _ Config) bool { return c.Telemetry.CaptureContent }},
 }
 

@@ -37,7 +37,6 @@ tool_search: { enabled: true }
 skills: { paths: [skills] }
 mcp: { servers: { x: { command: x } } }
 agent_storage: { backend: file }
-eventsink: { retention_days: 3 }
 telemetry: { capture_content: true }
 `
 	cfg, faults := Check("herdgate.yaml", []byte(file), nil)

@@ -465,6 +465,9 @@ func (k *checker) eventsinkRules(e Eventsink) {
 			k.refuse("is required while eventsink.store is postgres, unless PGHOST is set", "", p("eventsink.dsn"), p("eventsink.store"))
 		}
 	case StoreSQLite:
+		if e.Replicas == SinksShare {
+			k.refuse("must be standby while eventsink.store is sqlite: one process writes to a file", strconv.Quote(e.Replicas), p("eventsink.replicas"), p("eventsink.store"))
+		}
 		if strings.HasPrefix(string(e.DSN), "postgres://") || strings.HasPrefix(string(e.DSN), "postgresql://") {
 			k.refuse("must be a file while eventsink.store is sqlite", strconv.Quote(e.DSN.String()), p("eventsink.dsn"), p("eventsink.store"))
 		}

@@ -67,7 +67,8 @@ func TestRecordOfAnEnd(t *testing.T) {
 	t.Parallel()
 	rec := record(contract.StateFailed)
 	rec.Error, rec.ErrorCode, rec.StopReason = strings.Repeat("e", 9000), contract.ErrLLM, contract.StopTurnCapped
-	rec.Usage = &contract.Usage{InputTokens: 1, OutputTokens: 2, TotalTokens: 3, CacheReadTokens: 1}
+	cost := contract.Money(0.25)
+	rec.Usage = &contract.Usage{InputTokens: 1, OutputTokens: 2, TotalTokens: 3, CacheReadTokens: 1, CostUSD: &cost}
 	got, ok := Record(must(t)(Terminal(rec, source)), 1)
 	if !ok {
 		t.Fatal("refused")
@@ -79,7 +80,7 @@ func TestRecordOfAnEnd(t *testing.T) {
 	if c["error_truncated"] != true || len(c["error"].(string)) != 8192 || c["error_code"] != "llm_error" || c["stop_reason"] != "turn_capped" {
 		t.Errorf("content = %.300s", got.Content)
 	}
-	if u, _ := json.Marshal(c["usage"]); string(u) != `{"input_tokens":1,"output_tokens":2,"total_tokens":3}` {
+	if u, _ := json.Marshal(c["usage"]); string(u) != `{"cost_usd":0.25,"input_tokens":1,"output_tokens":2,"total_tokens":3}` {
 		t.Errorf("usage = %s", u)
 	}
 }

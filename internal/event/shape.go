@@ -144,8 +144,9 @@ func wholeNumber(v any) (int64, bool) {
 	return i, err == nil && i >= 0
 }
 
-// rawUsage takes over usage that is whole: three figures, each a whole number.
-// One bad figure drops the block, because a guess is worse than nothing.
+// rawUsage takes over usage that is whole: three figures, each a whole number, and
+// the cost if there is one. One bad figure drops the block, because a guess is worse
+// than nothing.
 func rawUsage(v any) (map[string]any, bool) {
 	m, ok := v.(map[string]any)
 	if !ok {
@@ -158,6 +159,11 @@ func rawUsage(v any) (map[string]any, bool) {
 			return nil, false
 		}
 		u[key] = n
+	}
+	if n, ok := m["cost_usd"].(json.Number); ok {
+		if cost, err := n.Float64(); err == nil && cost >= 0 {
+			u["cost_usd"] = contract.Money(cost)
+		}
 	}
 	return u, true
 }

@@ -105,7 +105,10 @@ type ListResponse struct {
 	HasMore      bool   `json:"has_more"`
 	// LastSeq is the sequence up to which the stream has been processed.
 	LastSeq uint64 `json:"last_seq"`
-	Error   *Error `json:"error,omitempty"`
+	// PrunedSeq is the sequence up to which events were deleted because of their
+	// age.
+	PrunedSeq uint64 `json:"pruned_seq,omitempty"`
+	Error     *Error `json:"error,omitempty"`
 }
 
 // Error is why a request was not answered.

@@ -320,6 +320,71 @@ func TestTokenBudget(t *testing.T) {
 	}
 }
 
+// GUARD-02, GUARD-03: what other pieces spend, on summaries above all, is spent by
+// the execution: it warns and stops, also when the model's own answers say nothing of
+// what they cost.
+func TestBudgetCountsWhatPiecesSpend(t *testing.T) {
+	t.Parallel()
+	for _, told := range []bool{true, false} {
+		cfg := defaults()
+		cfg.Budget.MaxTokens = 1100
+		s := New(cfg)
+		m := &fake{answer: func(turn int) model.Response {
+			r := calling("half", bash(fmt.Sprint(turn)))
+			if told {
+				r = spending(r, 20, 5)
+			}
+			return r
+		}}
+		chain, err := agent.Chain(append(s.Pieces(), agent.Piece{Name: "summarisation", BeforeModel: func(context.Context, agent.State) (agent.Change, error) {
+			return agent.Change{Usage: &contract.Usage{InputTokens: 290, OutputTokens: 10}}, nil
+		}})...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		res, err := agent.Run(t.Context(), agent.Config{Model: m, Tools: []tool.Tool{&shell{name: "bash"}}, MaxTurns: 20, Chain: chain}, []model.Message{{ID: "task", Role: model.RoleUser, Text: "go"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := warned(t, m); res.Turns != 4 || !slices.Equal(got, []int{4}) {
+			t.Errorf("told %v: %d turns, warned with %v; want 4 and the fourth", told, res.Turns, got)
+		}
+		if got := s.Take(); !slices.Equal(got, []Stop{{Reason: contract.StopTokenCapped}}) {
+			t.Errorf("told %v: reasons %+v", told, got)
+		}
+	}
+}
+
+// F-110, F-112, USAGE-06: what a provider does not report is estimated, and what it
+// reports in the total alone counts; each message of a long history is counted once.
+func TestTokenBudgetWithoutFigures(t *testing.T) {
+	t.Parallel()
+	cfg := defaults()
+	cfg.Budget = config.TokenBudget{Enabled: true, MaxTokens: 1000, WarnThreshold: 0.7, HardStopThreshold: 1}
+	for name, c := range map[string]struct {
+		usage *contract.Usage
+		text  string
+		turns int
+	}{
+		"none at all":            {nil, strings.Repeat(" word", 300), 3}, // 300 out, then 300 in and 300 out
+		"none, and short":        {nil, "x", 10},
+		"reasoning in the total": {&contract.Usage{InputTokens: 20, TotalTokens: 520}, "x", 2},
+	} {
+		m := &fake{answer: func(turn int) model.Response {
+			if turn == 10 {
+				return model.Response{Message: model.Message{Text: "done", FinishReason: "stop"}}
+			}
+			r := calling(c.text, bash(fmt.Sprint("echo ", turn)))
+			r.Usage = c.usage
+			return r
+		}}
+		res, s := converse(t, cfg, m, &shell{name: "bash"})
+		if stopped := len(s.Take()) > 0; stopped == (c.turns == 10) || res.Turns > c.turns || c.turns < 10 && res.Turns < 2 || c.usage == nil && res.Usage != nil {
+			t.Errorf("%s: %d turns, stopped %v, usage %+v", name, res.Turns, stopped, res.Usage)
+		}
+	}
+}
+
 // GUARD-03: an answer that is whole stays as it is, also when it used up the budget;
 // one without a word is no reason to ask again. A provider's failure stays one.
 func TestTokenBudgetAtTheEnd(t *testing.T) {

@@ -2,7 +2,6 @@ package guard
 
 import (
 	"context"
-	"strings"
 
 	"github.com/herdgate/herdgate/internal/agent"
 	"github.com/herdgate/herdgate/internal/model"
@@ -19,7 +18,7 @@ type Safety struct{ reason }
 func (s *Safety) Piece() agent.Piece {
 	return agent.Piece{Name: "safety_guard", AfterModel: func(_ context.Context, m model.Message) model.Message {
 		s.stop = Stop{} // an earlier answer is not what ends the work
-		if m.Role != model.RoleAssistant || !safetyReasons[strings.ToLower(m.FinishReason)] {
+		if m.Role != model.RoleAssistant || !m.CutForSafety() {
 			return m
 		}
 		s.stop = Stop{Reason: contract.StopSafetyCapped, NoText: blank(m.Text)}
@@ -38,9 +37,3 @@ func (s *Safety) Piece() agent.Piece {
 
 // Replay implements Guard.
 func (*Safety) Replay([]model.Message, *contract.Usage) {}
-
-// safetyReasons are the finish reasons that mean so, of all providers.
-var safetyReasons = map[string]bool{
-	"content_filter": true, "refusal": true, "safety": true, "blocklist": true, "prohibited_content": true, "spii": true, "recitation": true,
-	"content_filtered": true, "guardrail_intervened": true,
-}

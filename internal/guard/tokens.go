@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"github.com/herdgate/herdgate/internal/agent"
+	"github.com/herdgate/herdgate/internal/compact"
 	"github.com/herdgate/herdgate/internal/config"
 	"github.com/herdgate/herdgate/internal/model"
 	"github.com/herdgate/herdgate/pkg/contract"
@@ -19,6 +20,7 @@ type Tokens struct {
 	warned        bool
 
 	last  *contract.Usage // of the turn that is under way
+	sizes map[sized]int   // tokens of messages, as we estimate them
 	queue warnings
 	reason
 }
@@ -31,7 +33,7 @@ type Spent struct {
 
 // NewTokens returns a guard for one execution.
 func NewTokens(budget config.TokenBudget) *Tokens {
-	return &Tokens{budget: budget, counted: map[string]Spent{}, before: map[string]bool{}}
+	return &Tokens{budget: budget, counted: map[string]Spent{}, before: map[string]bool{}, sizes: map[sized]int{}}
 }
 
 // Piece implements Guard.
@@ -40,13 +42,53 @@ func (t *Tokens) Piece() agent.Piece {
 		next = t.queue.deliver(next)
 		return func(ctx context.Context, req model.Request, onDelta func(model.Delta)) (model.Response, error) {
 			resp, err := next(ctx, req, onDelta)
-			t.last = t.last.Add(resp.Usage) // a turn may take more than one request
+			used := resp.Usage
+			if used == nil && err == nil {
+				used = t.estimate(req, resp.Message)
+			}
+			t.last = t.last.Add(used) // a turn may take more than one request
 			return resp, err
 		}
+	}, Spent: func(u *contract.Usage) {
+		t.last = t.last.Add(u) // it counts with the answer that it was for
 	}, AfterModel: func(_ context.Context, m model.Message) model.Message {
 		return t.judge(m)
 	}}
 }
+
+// sized is what tells one message of an execution from another.
+type sized struct {
+	role        model.Role
+	id          string
+	text, calls int
+}
+
+// estimate is about what a request and its answer cost, where the provider does not
+// say it: a budget holds all the same. It is shown to nobody (USAGE-06).
+func (t *Tokens) estimate(req model.Request, answer model.Message) *contract.Usage {
+	u := &contract.Usage{OutputTokens: int64(tokens(answer))}
+	for _, m := range req.Messages {
+		key := sized{m.Role, m.ID, len(m.Text), len(m.ToolCalls)}
+		n, ok := t.sizes[key]
+		if !ok { // a long history is counted once, not with each turn
+			n = tokens(m)
+			t.sizes[key] = n
+		}
+		u.InputTokens += int64(n)
+	}
+	return u
+}
+
+func tokens(m model.Message) int {
+	n := compact.Tokens(m.Text)
+	for _, c := range m.ToolCalls {
+		n += compact.Tokens(c.Name) + compact.Tokens(c.Args)
+	}
+	return n
+}
+
+// produced is what was not input: some providers count reasoning in the total alone.
+func produced(u *contract.Usage) int64 { return max(u.OutputTokens, u.TotalTokens-u.InputTokens) }
 
 // judge counts an answer and does what follows from it.
 func (t *Tokens) judge(m model.Message) model.Message {
@@ -55,7 +97,7 @@ func (t *Tokens) judge(m model.Message) model.Message {
 	if m.Role != model.RoleAssistant || used == nil {
 		return m
 	}
-	switch t.Observe([]Spent{{ID: m.ID, Input: used.InputTokens, Output: used.OutputTokens}}) {
+	switch t.Observe([]Spent{{ID: m.ID, Input: used.InputTokens, Output: produced(used)}}) {
 	case VerdictWarn:
 		t.queue.add(tokenWarning(int(t.share() * 100)))
 	case VerdictStop:
@@ -120,6 +162,6 @@ func (t *Tokens) Replay(_ []model.Message, spent *contract.Usage) {
 	if spent == nil {
 		return
 	}
-	t.input, t.output = t.input+spent.InputTokens, t.output+spent.OutputTokens
+	t.input, t.output = t.input+spent.InputTokens, t.output+produced(spent)
 	t.warned = t.warned || t.share() >= t.budget.WarnThreshold
 }

@@ -87,6 +87,8 @@ type ToolSpec struct {
 
 // Request is one call of a model.
 type Request struct {
+	// Messages are shared with later requests: whoever wants others puts a slice of
+	// its own here.
 	Messages []Message
 	Tools    []ToolSpec
 	// Agent is the type of the agent that asks: "lead" or a sub-agent's name.
@@ -145,6 +147,17 @@ const (
 
 // Marked reports whether the message's metadata has the mark.
 func (m Message) Marked(mark string) bool { v, _ := m.Metadata[mark].(bool); return v }
+
+// safetyReasons are the finish reasons, of all providers, that mean that a safety
+// system has cut the answer or refused one.
+var safetyReasons = map[string]bool{
+	"content_filter": true, "refusal": true, "safety": true, "blocklist": true, "prohibited_content": true, "spii": true, "recitation": true,
+	"content_filtered": true, "guardrail_intervened": true,
+}
+
+// CutForSafety reports whether the provider's safety system has cut the answer or
+// refused one.
+func (m Message) CutForSafety() bool { return safetyReasons[strings.ToLower(m.FinishReason)] }
 
 // TooLong reports whether err says that a provider refused a request because the
 // conversation does not fit into what the model can read. Providers have a code

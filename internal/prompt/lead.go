@@ -133,8 +133,11 @@ func TaskTool(d Delegation) string {
 // (REG-19).
 func writeTypes(b *strings.Builder, types []subagent.Definition) {
 	for _, t := range types {
-		first, _, _ := strings.Cut(strings.TrimSpace(t.Description), "\n")
-		fmt.Fprintf(b, "- %s: %s\n", html.EscapeString(t.Name), html.EscapeString(cut(strings.TrimSpace(strings.ToValidUTF8(first, "\uFFFD")), 300)))
+		first := strings.TrimSpace(strings.ToValidUTF8(t.Description, "\uFFFD"))
+		if end := strings.IndexAny(first, "\n\v\f\r\u0085\u2028\u2029"); end >= 0 {
+			first = first[:end]
+		}
+		fmt.Fprintf(b, "- %s: %s\n", html.EscapeString(t.Name), Defuse(html.EscapeString(cut(strings.TrimSpace(first), 300))))
 	}
 }
 

@@ -9,6 +9,8 @@ const (
 	CutCall = "This call was not run: your reply was cut at the token limit while you were writing it. Send it again, shorter, or split it."
 	// ToolHint follows the error of a tool that broke.
 	ToolHint = "Go on with what you have, or try another way."
+	// CutAnswer follows a report that the model could not finish.
+	CutAnswer = "[The model reached its limit of output tokens here: this report is not complete.]"
 	// NothingLeft asks a lead for its answer that still tries to delegate.
 	NothingLeft = "Nothing is left of this run's delegations. Answer now, from the results that you have; say what is missing."
 	// LimitNotice is appended to an answer whose delegations were dropped because the

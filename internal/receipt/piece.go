@@ -164,15 +164,17 @@ func (k *Receipts) show(ctx context.Context, req model.Request) (with model.Requ
 }
 
 // Completed returns the receipts of a completed task and the verdict on its
-// report, both bounded for its record.
+// report, both bounded for its record. The list is never nil: nothing else may take
+// its place, also when it could not be made (RECEIPT-09).
 func (k *Receipts) Completed(res agent.Result, report string) (rs []contract.Receipt, v *contract.ReceiptVerdict) {
+	rs = []contract.Receipt{}
 	defer k.guard("the receipts could not be harvested")
 	shown, from := Select(res.Messages, true)
 	if from == FromNowhere && len(scan(res.Messages)) > 0 {
 		k.o.Log.Warn().Msg("the last answer does not say which receipts its author was shown; none of them counts")
 	}
 	verdict := Judge(report, shown)
-	return append([]contract.Receipt{}, newest(shown)...), &verdict
+	return append(rs, newest(shown)...), &verdict
 }
 
 // Evidence returns the receipts of a task that has not completed: also those of

@@ -178,7 +178,7 @@ type item struct {
 // scan numbers the receipts of the tool results among messages. Broken ones are
 // skipped (RECEIPT-02).
 func scan(messages []model.Message) []item {
-	var out []item
+	out := make([]item, 0, len(messages)/2)
 	for _, m := range messages {
 		if m.Role != model.RoleTool || m.Metadata[Key] == nil {
 			continue

@@ -609,7 +609,20 @@ func TestHarvestFails(t *testing.T) {
 	if rs := k.Evidence(agent.Result{Messages: msgs}); len(rs) != 0 {
 		t.Errorf("evidence %v", rs)
 	}
+	// What breaks in between leaves none, and nothing that another list could stand for.
+	msgs = append(msgs, model.Message{Role: model.RoleTool, Metadata: map[string]any{Key: map[string]any{"id": bomb{}}}})
+	if rs, v := k.Completed(agent.Result{Messages: msgs}, "[r1]"); rs == nil || len(rs) != 0 || v != nil {
+		t.Errorf("receipts %v, verdict %+v", rs, v)
+	}
+	if rs := k.Evidence(agent.Result{Messages: msgs}); len(rs) != 0 {
+		t.Errorf("evidence %v", rs)
+	}
 }
+
+// bomb is a value that cannot even be looked at.
+type bomb struct{}
+
+func (bomb) MarshalJSON() ([]byte, error) { panic("kaboom") }
 
 // RECEIPT-16: our keys are taken out of what comes from outside; nothing else is.
 func TestStrip(t *testing.T) {

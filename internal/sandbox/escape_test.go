@@ -153,6 +153,12 @@ func probe() {
 		say("io_uring", errno)
 		_, err = unix.KeyctlGetKeyringID(unix.KEY_SPEC_SESSION_KEYRING, false)
 		say("keys", err)
+	case "shm":
+		say("shm", probeShm(arg))
+	case "userns":
+		probeUserns(say)
+	case "setuid":
+		probeSetuid(say)
 	case "dial":
 		c, err := net.Dial("tcp", arg)
 		if err == nil {

@@ -28,6 +28,7 @@ import (
 // Names of the children; a program is never called so by a user.
 const (
 	superviseName = "herdgate-supervise"
+	apartName     = "herdgate-apart"
 	confineName   = "herdgate-confine"
 )
 
@@ -54,6 +55,10 @@ type plan struct {
 	Until int64
 	// Cgroup is the control group for the command, if it can have one.
 	Cgroup string
+	// Apart gives the command namespaces of its own, see apart_linux.go. Others is then
+	// what else counts as processes of its user.
+	Apart  bool
+	Others uint64
 }
 
 func landlockAvailable() (bool, string) {
@@ -78,6 +83,13 @@ func Protection() (has string, gaps []string) {
 		return "no Landlock", nil
 	}
 	has = fmt.Sprintf("Landlock %d, filter of system calls", v)
+	apart := installed.Load() && canBeApart()
+	if apart {
+		has += ", namespaces"
+	} else {
+		gaps = append(gaps, "the command lines of all processes can be seen, and modes, owners and times of files outside that the user owns can be changed "+
+			"(needs namespaces: user namespaces for ordinary users, CAP_SYS_ADMIN for root)")
+	}
 	for _, g := range []struct {
 		since int
 		gap   string
@@ -85,7 +97,7 @@ func Protection() (has string, gaps []string) {
 		{3, "files outside that the user may write can be emptied (needs Linux 6.2)"},
 		{6, "processes of the same user, the executor as well, can be sent signals (needs Linux 6.12)"},
 	} {
-		if v < g.since {
+		if v < g.since && !apart { // namespaces prevent both
 			gaps = append(gaps, g.gap)
 		}
 	}
@@ -116,8 +128,12 @@ func (p *Process) start(s *Sandbox, c Command) error {
 	defer r.Close()
 	p.ctl = w // before the lease may want to tell something through it
 	p.cgroup = makeCgroup(p.mark)
+	group := pl.Limits
+	if pl.Apart = s.confined && canBeApart(); pl.Apart {
+		group.Processes += apartThreads
+	}
 	// Root is exempt from the limit that the kernel has for users.
-	pl.Count = !boundCgroup(p.cgroup, pl.Limits) && os.Getuid() == 0
+	pl.Count = !boundCgroup(p.cgroup, group) && os.Getuid() == 0
 	pl.Until, pl.Cgroup = p.lease.add(p), p.cgroup
 	b, err := json.Marshal(pl)
 	if err != nil {
@@ -173,6 +189,8 @@ func childMain(args []string) bool {
 	switch args[0] {
 	case superviseName:
 		run = supervise
+	case apartName:
+		run = apart
 	case confineName:
 		run = confine
 	default:
@@ -339,7 +357,7 @@ func (c *control) awaitEnd(p plan, ended <-chan syscall.WaitStatus) (syscall.Wai
 	}
 }
 
-// startConfiner starts the confiner, in the command's control group if there is one.
+// startConfiner starts the confiner, or the first process of its namespaces, in the command's control group if there is one.
 func startConfiner(p plan, raw string, argv []string) (int, error) {
 	attr := &syscall.ProcAttr{
 		Dir: p.Dir, Env: os.Environ(), Files: []uintptr{0, 1, 2},
@@ -347,7 +365,11 @@ func startConfiner(p plan, raw string, argv []string) (int, error) {
 		// could put words into it that our user's shell would run.
 		Sys: &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL},
 	}
-	args := append([]string{confineName, raw}, argv...)
+	name := confineName
+	if p.Apart {
+		name, attr.Sys = apartName, setApart(attr.Sys)
+	}
+	args := append([]string{name, raw}, argv...)
 	if p.Cgroup != "" {
 		if dir, err := unix.Open(p.Cgroup, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0); err == nil {
 			defer unix.Close(dir)
@@ -529,7 +551,11 @@ func restrict(p plan) error {
 		{"CPU time", unix.RLIMIT_CPU, p.Limits.CPUSeconds},
 	}
 	if uid := os.Getuid(); uid != 0 {
-		limits = append(limits, limit{"processes", unix.RLIMIT_NPROC, threadsOf(uid) + p.Limits.Processes})
+		others := p.Others
+		if !p.Apart {
+			others = threadsOf(uid)
+		}
+		limits = append(limits, limit{"processes", unix.RLIMIT_NPROC, others + p.Limits.Processes})
 	}
 	for _, l := range limits {
 		if err := bound(l.resource, l.most); err != nil {
@@ -548,6 +574,9 @@ func restrict(p plan) error {
 	}
 	readDirs, readFiles := split(p.ReadOnly)
 	writeDirs, writeFiles := split(p.ReadWrite)
+	if p.Apart {
+		writeDirs = append(writeDirs, shmDir) // its own
+	}
 	err := all.RestrictPaths(
 		landlock.RODirs(append(systemDirs, readDirs...)...).IgnoreIfMissing(),
 		landlock.ROFiles(append(systemFiles, readFiles...)...).IgnoreIfMissing(),
@@ -565,7 +594,7 @@ func restrict(p plan) error {
 	if err := dropCapabilities(); err != nil {
 		return fmt.Errorf("drop capabilities: %w", err)
 	}
-	return restrictCalls(p.Network)
+	return restrictCalls(p.Network, p.Apart)
 }
 
 // threadsOf counts what the kernel holds against a user's number of processes.

@@ -408,6 +408,11 @@ func host() {
 	switch os.Getenv("SANDBOX_TEST_HOST") {
 	case "wait":
 		script = fmt.Sprintf("env -i setsid sleep 639.%d & wait", os.Getpid())
+	case "script":
+		script = os.Getenv("SANDBOX_TEST_SCRIPT")
+		if has, _ := sandbox.Protection(); !strings.Contains(has, "namespaces") {
+			script = "echo no namespaces"
+		}
 	case "lease":
 		script = fmt.Sprintf("env -i setsid sleep 637.%d & wait", os.Getpid())
 		lease = &sandbox.Lease{}

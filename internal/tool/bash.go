@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -116,8 +115,8 @@ func runBash(ctx context.Context, w *Workspace, o Options, command string, timeo
 	if err != nil {
 		return Result{}, err
 	}
-	if err := w.root.Mkdir(TempDir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
-		return Result{}, w.explain(TempDir, err)
+	if err := w.prepare(); err != nil {
+		return Result{}, err
 	}
 	r, out, err := os.Pipe()
 	if err != nil {

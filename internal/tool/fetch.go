@@ -11,13 +11,17 @@ import (
 	"net/http"
 	"net/netip"
 	"net/url"
+	"runtime"
+	"runtime/metrics"
 	"strings"
 	"syscall"
 	"time"
 	"unicode/utf8"
 
-	htmltomarkdown "github.com/JohannesKaufmann/html-to-markdown/v2"
 	"github.com/JohannesKaufmann/html-to-markdown/v2/converter"
+	"github.com/JohannesKaufmann/html-to-markdown/v2/plugin/base"
+	"github.com/JohannesKaufmann/html-to-markdown/v2/plugin/commonmark"
+	"golang.org/x/net/html"
 	"golang.org/x/net/html/charset"
 
 	"github.com/herdgate/herdgate/internal/model"
@@ -155,7 +159,7 @@ func fetch(ctx context.Context, o FetchOptions, u *url.URL, char, maxChars int) 
 	defer resp.Body.Close()
 	Progress(ctx)
 	at := resp.Request.URL.Redacted()
-	text, cut, err := pageText(resp)
+	text, cut, err := pageText(ctx, resp)
 	if err != nil {
 		return Result{}, fmt.Errorf("%s: %w", at, err)
 	}
@@ -193,8 +197,13 @@ func fetchPart(text string, char, maxChars int, cut bool) (string, error) {
 	return s, nil
 }
 
+// toMarkdown writes HTML as Markdown. It escapes nothing: a model reads the text better
+// as it is, and to find what needs it takes time that grows with the square of the page.
+var toMarkdown = converter.NewConverter(
+	converter.WithPlugins(base.NewBasePlugin(), commonmark.NewCommonmarkPlugin()), converter.WithEscapeMode(converter.EscapeModeDisabled))
+
 // pageText reads the body of an answer as text; cut tells that there was more.
-func pageText(resp *http.Response) (text string, cut bool, err error) {
+func pageText(ctx context.Context, resp *http.Response) (text string, cut bool, err error) {
 	body := bufio.NewReaderSize(io.LimitReader(resp.Body, maxFetchBytes+1), 4096)
 	head, _ := body.Peek(1024)
 	header := resp.Header.Get("Content-Type")
@@ -240,12 +249,78 @@ func pageText(resp *http.Response) (text string, cut bool, err error) {
 	if !isHTML {
 		return text, cut, nil
 	}
-	md, err := htmltomarkdown.ConvertString(text, converter.WithDomain(resp.Request.URL.String()))
+	doc, err := parseHTML(ctx, text, maxPageNodes, heapInUse)
 	if err != nil {
 		return "", cut, fmt.Errorf("its HTML cannot be read: %w", err)
 	}
-	return md, cut, nil
+	md, err := toMarkdown.ConvertNode(doc, converter.WithContext(ctx), converter.WithDomain(resp.Request.URL.String()))
+	if err != nil {
+		return "", cut, fmt.Errorf("its HTML cannot be read: %w", err)
+	}
+	return string(md), cut, nil
 }
+
+// Bounds of what a page may become. Tags that are never closed are repeated in every
+// paragraph that follows, so that a small page can become a tree of many gigabytes.
+const (
+	maxPageHeap  = 256 << 20
+	maxPageNodes = 1_000_000
+)
+
+var errTangled = errors.New("its tags are so tangled that it would take too much memory")
+
+// pageReader lets a page through as long as there is time, and as it does not take too
+// much memory: the parser reads as it goes.
+type pageReader struct {
+	ctx    context.Context //nolint:containedctx // of one page
+	text   *strings.Reader
+	heap   func() uint64
+	before uint64
+}
+
+func heapInUse() uint64 {
+	sample := []metrics.Sample{{Name: "/memory/classes/heap/objects:bytes"}}
+	metrics.Read(sample)
+	return sample[0].Value.Uint64()
+}
+
+func (r *pageReader) Read(p []byte) (int, error) {
+	switch now := r.heap(); {
+	case r.ctx.Err() != nil:
+		return 0, context.Cause(r.ctx)
+	case now > r.before+maxPageHeap:
+		// Some of it may be waiting to be collected, or be of others.
+		runtime.GC()
+		if r.heap() > r.before+maxPageHeap {
+			return 0, errTangled
+		}
+	}
+	return r.text.Read(p[:min(len(p), 4096)])
+}
+
+// parseHTML reads one page. Pages come one after the other, so that the memory that is
+// looked at is mostly theirs.
+func parseHTML(ctx context.Context, text string, maxNodes int, heap func() uint64) (*html.Node, error) {
+	select {
+	case parsing <- struct{}{}:
+		defer func() { <-parsing }()
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+	doc, err := html.Parse(&pageReader{ctx, strings.NewReader(text), heap, heap()})
+	if err != nil {
+		return nil, err
+	}
+	n := 0
+	for range doc.Descendants() {
+		if n++; n > maxNodes {
+			return nil, errTangled
+		}
+	}
+	return doc, nil
+}
+
+var parsing = make(chan struct{}, 1)
 
 // textual reports whether a media type is text that a model can read.
 func textual(kind string) bool {
@@ -264,7 +339,7 @@ func textual(kind string) bool {
 var notPublic = func() (list []netip.Prefix) {
 	for _, s := range []string{
 		"0.0.0.0/8", "100.64.0.0/10", "192.0.0.0/24", "192.0.2.0/24", "192.88.99.0/24", "198.18.0.0/15", "198.51.100.0/24", "203.0.113.0/24", "240.0.0.0/4",
-		"::/96", "64:ff9b::/96", "64:ff9b:1::/48", "100::/64", "2001::/23", "2001:db8::/32", "2002::/16", "fec0::/10", "5f00::/16",
+		"::/96", "64:ff9b::/96", "64:ff9b:1::/48", "100::/64", "2001::/23", "2001:db8::/32", "2002::/16", "fec0::/10", "3fff::/20", "5f00::/16",
 	} {
 		list = append(list, netip.MustParsePrefix(s))
 	}

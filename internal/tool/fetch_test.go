@@ -183,7 +183,7 @@ func TestFetchPrivate(t *testing.T) {
 		"8.8.8.8": true, "93.184.216.34": true, "2606:4700::1111": true, "172.32.0.1": true,
 		"127.0.0.1": false, "127.9.9.9": false, "10.1.2.3": false, "172.16.0.1": false, "192.168.0.1": false, "169.254.169.254": false, "100.64.0.1": false,
 		"0.0.0.0": false, "255.255.255.255": false, "224.0.0.1": false, "198.18.0.1": false, "240.0.0.1": false,
-		"::1": false, "::": false, "fe80::1": false, "fe80::1%eth0": false, "fc00::1": false, "ff02::1": false, "::ffff:10.0.0.1": false, "::ffff:8.8.8.8": true,
+		"::1": false, "::": false, "fe80::1": false, "fe80::1%eth0": false, "fc00::1": false, "ff02::1": false, "::ffff:10.0.0.1": false, "3fff::1": false, "::ffff:8.8.8.8": true,
 		"64:ff9b::7f00:1": false, "2002:7f00:1::": false, "2001:0:1::1": false, "fec0::1": false, "::127.0.0.1": false,
 	} {
 		if got := public(netip.MustParseAddr(s)); got != want {
@@ -241,5 +241,66 @@ func TestFetchIsCancelled(t *testing.T) {
 		}
 	case <-time.After(20 * time.Second):
 		t.Fatal("the fetch does not end")
+	}
+}
+
+// A page that is made to cost much, costs no more than the time of the fetch: what the
+// parser and the writer take for it grows with the square of its length.
+func TestHostilePages(t *testing.T) {
+	t.Parallel()
+	var bodies strings.Builder
+	for i := range 150_000 {
+		fmt.Fprintf(&bodies, "<body a%d>", i)
+	}
+	base, get := site(t, FetchOptions{AllowPrivate: true, Timeout: time.Second}, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "text/html")
+		page := strings.Repeat("_*[", 600_000)
+		if r.URL.Path == "/bodies" {
+			page = bodies.String()
+		}
+		_, _ = w.Write([]byte(page))
+	})
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		get(map[string]any{"url": base + "/marks"}) // fine, or too late on a slow machine
+		if res := get(map[string]any{"url": base + "/bodies"}); !res.IsError || !strings.Contains(res.Text, "within 1s") {
+			t.Errorf("a page with %d bodies: %.200q, error %v", 150_000, res.Text, res.IsError)
+		}
+	}()
+	select {
+	case <-done:
+	case <-time.After(40 * time.Second):
+		t.Fatal("a page holds the tool up")
+	}
+}
+
+// A page that would become a tree of too many nodes, or takes too much memory on the
+// way to one, is refused.
+func TestTangledPage(t *testing.T) {
+	t.Parallel()
+	page := strings.Repeat("<p><b><i>x", 10_000)
+	for _, c := range []struct {
+		nodes int
+		grows uint64 // with each look at it
+		want  error
+	}{
+		{maxPageNodes, 0, nil},
+		{1000, 0, errTangled},
+		{maxPageNodes, maxPageHeap / 4, errTangled},
+	} {
+		heap := uint64(0)
+		_, err := parseHTML(t.Context(), page, c.nodes, func() uint64 { heap += c.grows; return heap })
+		if !errors.Is(err, c.want) {
+			t.Errorf("%+v: %v", c, err)
+		}
+	}
+	stopped, stop := context.WithCancel(t.Context())
+	stop()
+	if _, err := parseHTML(stopped, page, maxPageNodes, heapInUse); !errors.Is(err, context.Canceled) {
+		t.Errorf("after the stop: %v", err)
+	}
+	if n := heapInUse(); n == 0 {
+		t.Error("the runtime does not tell how much memory is in use")
 	}
 }

@@ -102,7 +102,7 @@ func numbered(ctx context.Context, r *bufio.Reader, first, last, char, maxChars 
 			if char > runes {
 				return "", fmt.Errorf("start_char is %d, but line %d has %d characters", char, n, runes)
 			}
-			line = string([]rune(line)[char-1:])
+			line = line[runeAt(line, char-1):]
 			runes -= char - 1
 		} else {
 			char = 1
@@ -117,11 +117,23 @@ func numbered(ctx context.Context, r *bufio.Reader, first, last, char, maxChars 
 			return b.String(), nil
 		}
 		shown := room - len(prefix) - 1
-		b.WriteString(prefix + string([]rune(line)[:shown]) + "\n")
+		b.WriteString(prefix + line[:runeAt(line, shown)] + "\n")
 		fmt.Fprintf(&b, "(line %d is too long for one part: characters %d to %d of %d are shown; go on with start_line=%d start_char=%d)",
 			n, char, char+shown-1, char+runes-1, n, char+shown)
 		return b.String(), nil
 	}
+}
+
+// runeAt is where in s its character n begins, counted from 0. A line may be as long as
+// a file, so it is not taken apart.
+func runeAt(s string, n int) int {
+	for i := range s {
+		if n == 0 {
+			return i
+		}
+		n--
+	}
+	return len(s)
 }
 
 func writeFile(w *Workspace) Tool {

@@ -15,6 +15,7 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+	"time"
 )
 
 // Limits of a workspace.
@@ -25,6 +26,10 @@ const (
 	maxReadBytes  = 64 << 20
 	maxLinks      = 40
 )
+
+// tempAge is how long what lies in the folder for temporary files stays untouched before
+// it goes.
+const tempAge = 24 * time.Hour
 
 // TempDir is the folder inside a workspace that commands have as TMPDIR. The
 // tools that list and search leave it out.
@@ -65,11 +70,46 @@ func NewWorkspace(root string) (*Workspace, error) {
 	if err != nil {
 		return nil, fmt.Errorf("workspace: %w", err)
 	}
+	reopen(resolved)
 	r, err := os.OpenRoot(resolved)
 	if err != nil {
 		return nil, fmt.Errorf("workspace: %w", err)
 	}
 	return &Workspace{dir: dir, real: resolved, root: r, mu: &writers[maphash.String(seed, resolved)%uint64(len(writers))]}, nil
+}
+
+// reopen lets us into the folder of a workspace that a command closed, even to us:
+// no later task of the thread could work any more.
+func reopen(dir string) {
+	if info, err := os.Lstat(dir); err == nil && info.IsDir() && info.Mode().Perm()&0o700 != 0o700 {
+		_ = os.Chmod(dir, info.Mode().Perm()|0o700) // what cannot be opened is told by its use
+	}
+}
+
+// prepare makes the workspace ready for a command: it can be entered, and there is a
+// folder for temporary files, without what was forgotten in it long ago.
+func (w *Workspace) prepare() error {
+	reopen(w.real)
+	if info, err := w.root.Lstat(TempDir); err == nil && !info.IsDir() {
+		_ = w.root.Remove(TempDir) // a command put something else there
+	}
+	if err := w.root.Mkdir(TempDir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return w.explain(TempDir, err)
+	}
+	if info, err := w.root.Lstat(TempDir); err == nil && info.IsDir() && info.Mode().Perm() != 0o700 {
+		_ = w.root.Chmod(TempDir, 0o700) // by the handle: a command beside us may swap it
+	}
+	entries, err := fs.ReadDir(w.FS(), TempDir)
+	if err != nil {
+		return w.explain(TempDir, err)
+	}
+	limit := time.Now().Add(-tempAge)
+	for _, e := range entries {
+		if info, err := e.Info(); err == nil && info.ModTime().Before(limit) {
+			_ = w.root.RemoveAll(path.Join(TempDir, e.Name())) // the next command tries again
+		}
+	}
+	return nil
 }
 
 // Dir is the absolute path of the folder.

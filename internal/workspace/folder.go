@@ -24,6 +24,7 @@ import (
 func scan(ctx context.Context, root *os.Root, l Limits) (t tree, leftOut []string, err error) {
 	t = tree{}
 	var sum int64
+	reopen(root.Name())
 	err = fs.WalkDir(root.FS(), ".", func(p string, d fs.DirEntry, err error) error {
 		switch {
 		case ctx.Err() != nil:
@@ -32,8 +33,10 @@ func scan(ctx context.Context, root *os.Root, l Limits) (t tree, leftOut []strin
 			return fmt.Errorf("the workspace cannot be read: %w", err)
 		case p == ".":
 			return nil
-		case p == tool.TempDir:
+		case p == tool.TempDir && d.IsDir():
 			return fs.SkipDir
+		case p == tool.TempDir: // a command put a file or a link there: skipping the folder would skip all that follows
+			return nil
 		case !utf8.ValidString(p):
 			leftOut = append(leftOut, p)
 			if d.IsDir() {
@@ -74,6 +77,34 @@ func scan(ctx context.Context, root *os.Root, l Limits) (t tree, leftOut []strin
 		return nil
 	})
 	return t, leftOut, err
+}
+
+// reopen lets us into a folder that a command closed, even to us.
+func reopen(dir string) {
+	if info, err := os.Lstat(dir); err == nil && info.IsDir() && info.Mode().Perm()&0o700 != 0o700 {
+		_ = os.Chmod(dir, info.Mode().Perm()|0o700) // what cannot be opened is told by its use
+	}
+}
+
+// removeCopy removes a copy with all that is in it, also folders that a command closed.
+func removeCopy(dir string) error {
+	err := os.RemoveAll(dir)
+	if err == nil {
+		return nil
+	}
+	reopen(dir)
+	root, rerr := os.OpenRoot(dir)
+	if rerr != nil {
+		return err
+	}
+	_ = fs.WalkDir(root.FS(), ".", func(p string, d fs.DirEntry, _ error) error {
+		if d != nil && d.IsDir() {
+			_ = root.Chmod(p, 0o700)
+		}
+		return nil
+	})
+	_ = root.Close()
+	return os.RemoveAll(dir)
 }
 
 // digest reads one file.

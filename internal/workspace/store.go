@@ -77,8 +77,9 @@ func Open(cfg Config) (*Store, error) {
 		if free, err := l.TryLock(); err != nil || !free {
 			continue
 		}
-		_ = os.RemoveAll(strings.TrimSuffix(name, ".lock"))
-		_ = os.Remove(name)
+		if removeCopy(strings.TrimSuffix(name, ".lock")) == nil {
+			_ = os.Remove(name) // else the next process tries again
+		}
 		_ = l.Close()
 	}
 	for range tries {
@@ -104,7 +105,7 @@ func Open(cfg Config) (*Store, error) {
 
 // Close removes the copies that are left.
 func (s *Store) Close() error {
-	err := os.RemoveAll(s.dir)
+	err := removeCopy(s.dir)
 	_ = os.Remove(s.lock.Path())
 	return errors.Join(err, s.lock.Close())
 }
@@ -190,7 +191,7 @@ func (c *Copy) Dir() string { return c.dir }
 // Close removes the copy. What was not pushed is lost.
 func (c *Copy) Close() {
 	_ = c.root.Close()
-	_ = os.RemoveAll(c.dir)
+	_ = removeCopy(c.dir) // what is left, the store removes
 }
 
 // Pull brings the copy to the newest snapshot. What was changed in it must have

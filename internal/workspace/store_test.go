@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -318,6 +319,100 @@ func TestOddFiles(t *testing.T) {
 	}
 	if got := h.checkout("d").look(t); got != "closed/f=1 new\nline=1 out->/etc/passwd secret=1" {
 		t.Errorf("the workspace is %s", got)
+	}
+}
+
+// What a command puts in the place of the folder for temporary files hides nothing of
+// what comes after it.
+func TestTempIsNoFolder(t *testing.T) {
+	t.Parallel()
+	h := hosts(t, 1)[0]
+	c := h.checkout("c")
+	c.put(t, "a", "1")
+	c.put(t, "z/y", "1")
+	h.push(c)
+	for name, make := range map[string]func(at string) error{
+		"file": func(at string) error { return os.WriteFile(at, []byte("x"), 0o600) },
+		"link": func(at string) error { return os.Symlink("z", at) },
+		"pipe": func(at string) error { return syscall.Mkfifo(at, 0o600) },
+	} {
+		d := h.checkout("d")
+		if err := make(filepath.Join(d.Dir(), tool.TempDir)); err != nil {
+			t.Fatal(err)
+		}
+		if rep := h.push(d); rep.Changed != 0 || len(rep.LeftOut) != 0 {
+			t.Errorf("%s: %+v", name, rep)
+		}
+	}
+	if got := h.checkout("e").look(t); got != "a=1 z/y=1" {
+		t.Errorf("the workspace is %s", got)
+	}
+}
+
+// asNobody makes this test program, run as root, start itself again as an ordinary user
+// with a folder of its own; false: this is that process, or it is none of root's.
+func asNobody(t *testing.T) bool {
+	t.Helper()
+	if os.Getuid() != 0 {
+		return false
+	}
+	const nobody = 65534
+	dir := t.TempDir()
+	if err := errors.Join(os.Chmod(filepath.Dir(dir), 0o755), os.Chown(dir, nobody, nobody)); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command("/proc/self/exe", "-test.run=^"+t.Name()+"$", "-test.timeout=60s")
+	cmd.Dir, cmd.Env = dir, append(os.Environ(), "TMPDIR="+dir, "HOME="+dir)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
+	cmd.WaitDelay = 5 * time.Second
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("as an ordinary user: %v\n%s", err, out)
+	}
+	return true
+}
+
+// A folder that a command closed, the workspace itself included, is kept, and nothing of
+// a copy stays on the disk because of one, although the task was stopped or its process
+// has died.
+func TestClosedFolders(t *testing.T) {
+	t.Parallel()
+	if asNobody(t) {
+		return
+	}
+	h := hosts(t, 1)[0]
+	c := h.checkout("c")
+	closeAll := func(dirs ...string) {
+		t.Helper()
+		for _, d := range dirs {
+			if err := os.Chmod(d, 0); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	c.put(t, "d/e/f", "1")
+	closeAll(filepath.Join(c.Dir(), "d", "e"), filepath.Join(c.Dir(), "d"), c.Dir())
+	h.push(c)
+	if got := h.checkout("see").look(t); got != "d/e/f=1" {
+		t.Errorf("the workspace is %s", got)
+	}
+	stopped := h.checkout("stopped")
+	closeAll(filepath.Join(stopped.Dir(), "d", "e"), filepath.Join(stopped.Dir(), "d"), stopped.Dir())
+	stopped.Close()
+	if _, err := os.Lstat(stopped.Dir()); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a copy is left: %v", err)
+	}
+	dead := filepath.Join(h.root, copiesDir, "dead")
+	if err := errors.Join(os.MkdirAll(filepath.Join(dead, "x", "y"), 0o755), os.WriteFile(dead+".lock", nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	closeAll(filepath.Join(dead, "x"))
+	again, err := Open(Config{Bus: h.store.bus, Root: h.root})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer again.Close()
+	if _, err := os.Lstat(dead); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the folder of a dead process is left: %v", err)
 	}
 }
 

@@ -49,6 +49,9 @@ func (id TaskID) MarshalJSON() ([]byte, error) {
 const (
 	// DefaultTenant is the tenant of a deployment without authentication.
 	DefaultTenant Tenant = "default"
+	// DefaultUser is on whose behalf a task runs that nobody asked for by name
+	// (CTX-10).
+	DefaultUser = "default"
 	// DefaultPool is the pool of a task whose definition names none.
 	DefaultPool Pool = "default"
 )

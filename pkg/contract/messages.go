@@ -2,6 +2,9 @@ package contract
 
 import (
 	"encoding/json"
+	"fmt"
+	"math"
+	"strconv"
 	"time"
 )
 
@@ -249,6 +252,39 @@ type Usage struct {
 	TotalTokens  int64 `json:"total_tokens"`
 	// CacheReadTokens is the part of the input that the provider had cached.
 	CacheReadTokens int64 `json:"cache_read_tokens,omitempty"`
+	// CostUSD is what the tokens cost, of the calls whose model has a price in the
+	// configuration; nil if none has.
+	CostUSD *Money `json:"cost_usd,omitempty"`
+}
+
+// Money is an amount in US dollars. It is written in plain decimals, at most nine
+// of them.
+type Money float64
+
+// MarshalJSON writes the amount.
+func (m Money) MarshalJSON() ([]byte, error) {
+	if math.IsNaN(float64(m)) || math.IsInf(float64(m), 0) {
+		return nil, fmt.Errorf("an amount of %v cannot be written", float64(m))
+	}
+	return strconv.AppendFloat(nil, float64(m.round()), 'f', -1, 64), nil
+}
+
+// round cuts what adding in binary leaves behind the ninth decimal.
+func (m Money) round() Money { return Money(math.Round(float64(m)*1e9) / 1e9) }
+
+// addMoney is the sum of two amounts, either of which may be unknown.
+func addMoney(a, b *Money) *Money {
+	if a == nil && b == nil {
+		return nil
+	}
+	var sum Money
+	for _, m := range []*Money{a, b} {
+		if m != nil {
+			sum += *m
+		}
+	}
+	sum = sum.round()
+	return &sum
 }
 
 // Add returns the sum of two figures, either of which may be unknown.
@@ -268,6 +304,7 @@ func (u *Usage) Add(v *Usage) *Usage {
 		OutputTokens:    u.OutputTokens + v.OutputTokens,
 		TotalTokens:     u.TotalTokens + v.TotalTokens,
 		CacheReadTokens: u.CacheReadTokens + v.CacheReadTokens,
+		CostUSD:         addMoney(u.CostUSD, v.CostUSD),
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"reflect"
 	"slices"
 	"strings"
@@ -277,7 +278,7 @@ func again[T any](t *testing.T, v T, decode func([]byte) (T, error)) {
 // away breaks readers that exist.
 func TestMessageKeys(t *testing.T) {
 	t.Parallel()
-	usage := "usage.cache_read_tokens usage.input_tokens usage.output_tokens usage.total_tokens"
+	usage := "usage.cache_read_tokens usage.cost_usd usage.input_tokens usage.output_tokens usage.total_tokens"
 	step := "message.kind message.text message.tool_calls.[].args message.tool_calls.[].args_truncated message.tool_calls.[].name message.truncated"
 	for _, c := range []struct {
 		v    any
@@ -382,6 +383,8 @@ func fill(v reflect.Value) {
 		v.SetInt(1)
 	case reflect.Uint64:
 		v.SetUint(1)
+	case reflect.Float64:
+		v.SetFloat(1)
 	default:
 		panic(fmt.Sprintf("no value for %s", v.Type()))
 	}
@@ -478,7 +481,7 @@ func TestWords(t *testing.T) {
 func TestUsageAdd(t *testing.T) {
 	t.Parallel()
 	var none *Usage
-	a := &Usage{1, 2, 3, 1}
+	a := &Usage{1, 2, 3, 1, nil}
 	if none.Add(nil) != nil {
 		t.Error("nothing and nothing is something")
 	}
@@ -488,7 +491,7 @@ func TestUsageAdd(t *testing.T) {
 	if got := a.Add(nil); *got != *a || got == a {
 		t.Errorf("%v and nothing = %v", a, got)
 	}
-	if got := a.Add(&Usage{10, 20, 30, 0}); *got != (Usage{11, 22, 33, 1}) || *a != (Usage{1, 2, 3, 1}) {
+	if got := a.Add(&Usage{10, 20, 30, 0, nil}); *got != (Usage{11, 22, 33, 1, nil}) || *a != (Usage{1, 2, 3, 1, nil}) {
 		t.Errorf("sum = %v", got)
 	}
 }
@@ -508,5 +511,34 @@ func TestRecordWithoutTask(t *testing.T) {
 	b, err = json.Marshal(EventRecord{TaskID: "t_1", Content: json.RawMessage(`{}`), Metadata: json.RawMessage(`{}`)})
 	if err != nil || !bytes.Contains(b, []byte(`"task_id":"t_1",`)) {
 		t.Errorf("a record of a task is %s, %v", b, err)
+	}
+}
+
+// USAGE-06: a cost adds up where it is known, stays away where it is not, and is
+// written in decimals that people can read.
+func TestCost(t *testing.T) {
+	t.Parallel()
+	cost := func(v float64) *Usage { m := Money(v); return &Usage{CostUSD: &m} }
+	var sum *Usage
+	for range 10 {
+		sum = sum.Add(cost(0.1)).Add(&Usage{})
+	}
+	sum = sum.Add(cost(0.00000025))
+	for want, u := range map[string]*Usage{
+		`{"input_tokens":0,"output_tokens":0,"total_tokens":0,"cost_usd":1.00000025}`: sum,
+		`{"input_tokens":0,"output_tokens":0,"total_tokens":0,"cost_usd":0}`:          cost(0),
+		`{"input_tokens":0,"output_tokens":0,"total_tokens":0}`:                       (&Usage{}).Add(&Usage{}),
+	} {
+		got, err := json.Marshal(u)
+		if err != nil || string(got) != want {
+			t.Errorf("Marshal = %s, %v; want %s", got, err, want)
+		}
+		var back Usage
+		if err := json.Unmarshal(got, &back); err != nil || (back.CostUSD == nil) != (u.CostUSD == nil) {
+			t.Errorf("Unmarshal(%s) = %+v, %v", got, back, err)
+		}
+	}
+	if b, err := json.Marshal(cost(math.Inf(1))); err == nil {
+		t.Errorf("an infinite amount is written as %s", b)
 	}
 }

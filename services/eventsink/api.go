@@ -28,6 +28,7 @@ const (
 type api struct {
 	bus      *bus.Conn
 	store    Store
+	shared   bool // others move the cursor as well
 	progress *progress
 	log      zerolog.Logger
 
@@ -39,8 +40,8 @@ type api struct {
 	wg      sync.WaitGroup
 }
 
-func newAPI(conn *bus.Conn, st Store, p *progress, log zerolog.Logger) *api {
-	return &api{bus: conn, store: st, progress: p, log: log, slots: make(chan struct{}, maxRequests)}
+func newAPI(conn *bus.Conn, st Store, shared bool, p *progress, log zerolog.Logger) *api {
+	return &api{bus: conn, store: st, shared: shared, progress: p, log: log, slots: make(chan struct{}, maxRequests)}
 }
 
 // start announces the endpoint. Starting again does nothing. Requests under way
@@ -107,6 +108,12 @@ func (a *api) answer(ctx context.Context, req micro.Request) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, eventapi.RequestTimeout)
 	defer cancel()
+	if a.shared && r.BarrierSeq > a.progress.current() {
+		// What another sink has told of may have been lost on the way.
+		if seq, err := a.store.LastSeq(ctx); err == nil {
+			a.progress.advance(seq)
+		}
+	}
 	if r.BarrierSeq > 0 {
 		wait, done := context.WithTimeout(ctx, r.Wait())
 		a.progress.wait(wait, r.BarrierSeq) // how far it got is in the answer
@@ -123,7 +130,13 @@ func (a *api) answer(ctx context.Context, req micro.Request) {
 		a.refuse(req, eventapi.CodeUnavailable, err.Error())
 		return
 	}
-	page := page{Events: []json.RawMessage{}, NextAfterSeq: r.AfterSeq, HasMore: more, LastSeq: last}
+	pruned, err := a.store.Pruned(ctx)
+	if err != nil {
+		a.log.Warn().Err(err).Msg("list events")
+		a.refuse(req, eventapi.CodeUnavailable, err.Error())
+		return
+	}
+	page := page{Events: []json.RawMessage{}, NextAfterSeq: r.AfterSeq, HasMore: more, LastSeq: last, PrunedSeq: pruned}
 	size := 0
 	for _, e := range events {
 		b, err := encode(e)
@@ -148,6 +161,7 @@ type page struct {
 	NextAfterSeq uint64            `json:"next_after_seq"`
 	HasMore      bool              `json:"has_more"`
 	LastSeq      uint64            `json:"last_seq"`
+	PrunedSeq    uint64            `json:"pruned_seq,omitempty"`
 	Error        *eventapi.Error   `json:"error,omitempty"`
 }
 

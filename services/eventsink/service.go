@@ -35,6 +35,14 @@ type Config struct {
 	// DrainTimeout bounds how long a stopping sink tries to store the batch it
 	// has open. Default 5 s. What it cannot store is delivered again later.
 	DrainTimeout time.Duration
+	// Shared: several sinks store at the same time, in a store that allows it,
+	// and each takes a part of the events. Else one stores and the others stand by.
+	Shared bool
+	// Retention is how long stored events are kept; 0 is for ever.
+	Retention time.Duration
+	// HouseInterval is how often the sink notes how far it is and deletes what is
+	// older than Retention. Default 1 h.
+	HouseInterval time.Duration
 }
 
 // Limits of Config.
@@ -58,6 +66,9 @@ func (c Config) withDefaults() Config {
 	if c.DrainTimeout == 0 {
 		c.DrainTimeout = 5 * time.Second
 	}
+	if c.HouseInterval == 0 {
+		c.HouseInterval = time.Hour
+	}
 	return c
 }
 
@@ -72,6 +83,9 @@ func (c Config) Validate() error {
 	}
 	if c.DrainTimeout < 0 {
 		errs = append(errs, fmt.Errorf("eventsink drain timeout: must be above 0, got %v", c.DrainTimeout))
+	}
+	if c.Retention < 0 || c.HouseInterval < 0 {
+		errs = append(errs, fmt.Errorf("eventsink retention: must not be below 0, got %v every %v", c.Retention, c.HouseInterval))
 	}
 	return errors.Join(errs...)
 }
@@ -140,7 +154,7 @@ func New(cfg Config, deps Deps) (*Service, error) {
 		cfg: cfg, bus: deps.Bus, open: deps.Open, log: deps.Log, ready: deps.Ready, ask: deps.Ask, reg: deps.Registerer,
 		tracer: deps.TracerProvider.Tracer("github.com/herdgate/herdgate/services/eventsink"),
 	}
-	s.metrics = newMetrics(s.pending)
+	s.metrics = newMetrics(s.lag)
 	return s, nil
 }
 
@@ -158,17 +172,36 @@ func (s *Service) Run(ctx context.Context) error {
 	defer release()
 	s.setReady(errStarting)
 
-	st, err := s.openStore(ctx)
-	if err != nil {
-		return nil // ctx is done
+	for ctx.Err() == nil {
+		st, err := s.openStore(ctx)
+		if err != nil {
+			break // ctx is done
+		}
+		if err := s.use(ctx, work, st); err != nil {
+			return err
+		}
 	}
+	return nil
+}
+
+// use stores events in st until ctx is done or the store is lost to another sink.
+func (s *Service) use(ctx, work context.Context, st Store) error {
 	s.ask(CheckName, st.Check)
 	serve, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
-	api := newAPI(s.bus, st, &s.progress, s.log)
+	api := newAPI(s.bus, st, s.cfg.Shared, &s.progress, s.log)
+	if s.cfg.Shared {
+		deaf, err := s.hear()
+		if err != nil {
+			return errors.Join(err, st.Close())
+		}
+		defer deaf()
+	}
+	var house sync.WaitGroup
+	house.Go(func() { s.keepHouse(serve, st) })
 	retry := newBackOff()
 	var quiet quiet
-	for ctx.Err() == nil {
+	for lost := false; ctx.Err() == nil && !lost; {
 		start := time.Now()
 		began, err := s.session(ctx, work, serve, st, api)
 		if ctx.Err() != nil {
@@ -181,7 +214,8 @@ func (s *Service) Run(ctx context.Context) error {
 			retry.Reset()
 			quiet.reset()
 		}
-		if !began || !s.bus.NC.IsConnected() || errors.Is(err, errStopped) {
+		lost = errors.Is(err, ErrLost)
+		if !began || !s.bus.NC.IsConnected() || errors.Is(err, errStopped) || lost {
 			s.setReady(err)
 		}
 		wait := retry.NextBackOff()
@@ -192,6 +226,7 @@ func (s *Service) Run(ctx context.Context) error {
 		s.await(ctx, wait)
 	}
 	end()
+	house.Wait()
 	api.stop()
 	s.ask(CheckName, nil)
 	if err := st.Close(); err != nil {
@@ -253,21 +288,34 @@ func (s *Service) setReady(err error) {
 	}
 }
 
-// pending asks how many events wait to be stored. It is called when metrics are
-// read.
-func (s *Service) pending() (float64, bool) {
+// lag asks how many events wait to be stored and how old the oldest of them is.
+// It is called when metrics are read.
+func (s *Service) lag() (events float64, seconds float64, ok bool) {
 	c := s.consumer.Load()
 	if c == nil || !s.bus.NC.IsConnected() {
-		return 0, false
+		return 0, 0, false
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	info, err := (*c).Info(ctx)
 	if err != nil {
 		s.log.Debug().Err(err).Msg("consumer info for metrics")
-		return 0, false
+		return 0, 0, false
 	}
-	return float64(info.NumPending) + float64(info.NumAckPending), true
+	events = float64(info.NumPending) + float64(info.NumAckPending)
+	if events == 0 {
+		return 0, 0, true
+	}
+	oldest, err := s.bus.JS.Stream(ctx, s.bus.Names.EventStream())
+	if err != nil {
+		s.log.Debug().Err(err).Msg("event stream for metrics")
+		return events, 0, true
+	}
+	m, err := oldest.GetMsg(ctx, info.AckFloor.Stream+1, jetstream.WithGetMsgSubject(s.bus.Names.AllEvents()))
+	if err != nil {
+		return events, 0, true // it was stored, or has left the stream, meanwhile
+	}
+	return events, max(0, time.Since(m.Time).Seconds()), true
 }
 
 // outlive returns a context that ends d after ctx does.

@@ -1,9 +1,11 @@
 package eventsink
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -41,9 +43,13 @@ type session struct {
 	reconnects uint64 // of the connection, when the session began
 	held       *semaphore.Weighted
 
-	next      uint64 // the server's number of the next delivery
-	received  uint64 // the newest sequence that was read
-	committed uint64 // the newest sequence that was committed
+	// Where the sink is alone:
+	next     uint64 // the server's number of the next delivery
+	received uint64 // the newest sequence that was read
+	// committed is the newest sequence that was committed. Where sinks share the
+	// work it is the cursor as it was seen last.
+	committed uint64
+	reader    jetstream.Consumer
 
 	batch []item
 	bytes int
@@ -87,11 +93,13 @@ func (s *Service) session(ctx, work, serve context.Context, st Store, api *api) 
 	msgs := make(chan jetstream.Msg, ss.batchSize)
 	reading, err := consumer.Consume(func(m jetstream.Msg) {
 		if ss.held.Acquire(alive, weight(m)) != nil {
-			return // the session is over; the message comes again
+			ss.giveBack(m) // the session is over
+			return
 		}
 		select {
 		case msgs <- m:
 		case <-alive.Done():
+			ss.giveBack(m)
 		}
 	},
 		jetstream.PullMaxMessagesWithBytesLimit(max(2*ss.batchSize, 50), maxPullBytes),
@@ -109,8 +117,23 @@ func (s *Service) session(ctx, work, serve context.Context, st Store, api *api) 
 	closed := reading.Closed()
 	defer func() {
 		end(nil)
-		reading.Stop()
+		if s.cfg.Shared {
+			reading.Drain() // what is here already is given back
+		} else {
+			reading.Stop()
+		}
 		<-closed
+		for _, it := range ss.batch {
+			ss.giveBack(it.msg)
+		}
+		for {
+			select {
+			case m := <-msgs:
+				ss.giveBack(m)
+			default:
+				return
+			}
+		}
 	}()
 	s.setReady(nil)
 	return true, ss.collect(alive, work, msgs, failed)
@@ -150,10 +173,14 @@ func (ss *session) begin(ctx context.Context) (jetstream.Consumer, error) {
 		return nil, fmt.Errorf("%w: %w: it was filled up to %d, but stream %s ends at %d, so that new events would get numbers that are taken; the stream was restored from a backup or lost its end in a power failure: move the database away and restart, then a new one is made from what the stream has",
 			errStopped, ErrForeign, cursor, info.Config.Name, info.State.LastSeq)
 	}
-	if _, err := ss.bus.JS.ResetConsumerToSequence(ctx, names.EventStream(), names.SinkConsumer(), cursor+1); err != nil {
+	if ss.cfg.Shared {
+		if cursor, err = ss.behind(ctx, consumer, cursor); err != nil {
+			return nil, err
+		}
+	} else if _, err := ss.bus.JS.ResetConsumerToSequence(ctx, names.EventStream(), names.SinkConsumer(), cursor+1); err != nil {
 		return nil, fmt.Errorf("set consumer %s to %d: %w", names.SinkConsumer(), cursor+1, bus.Classify(err))
 	}
-	ss.next, ss.received, ss.committed = 1, cursor, cursor
+	ss.next, ss.received, ss.committed, ss.reader = 1, cursor, cursor, consumer
 	ss.batchSize = ss.cfg.BatchSize
 	// A batch that the server never lets become full would wait for its time.
 	if limit := consumer.CachedInfo().Config.MaxAckPending; limit > 0 {
@@ -224,6 +251,16 @@ func (ss *session) take(m jetstream.Msg) (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("message without delivery data: %w", err)
 	}
+	if ss.cfg.Shared {
+		it := ss.judge(m, meta.Sequence.Stream, read)
+		it.msg, it.deliveries = m, meta.NumDelivered
+		if meta.NumDelivered > 1 {
+			ss.metrics.redelivered.Inc() // the store knows whether it has it already
+		}
+		ss.batch = append(ss.batch, it)
+		ss.bytes += int(weight(m))
+		return it.terminal, nil
+	}
 	if meta.Sequence.Consumer != ss.next {
 		return false, fmt.Errorf("%w (delivery %d came, %d was next)", errGap, meta.Sequence.Consumer, ss.next)
 	}
@@ -255,18 +292,30 @@ func (ss *session) flush(ctx context.Context) error {
 		return nil
 	}
 	start := time.Now()
-	last := batch[len(batch)-1].seq
+	var last uint64 // 0 leaves the cursor where it is
+	if ss.cfg.Shared {
+		slices.SortFunc(batch, func(a, b item) int { return cmp.Compare(a.seq, b.seq) })
+	} else {
+		last = batch[len(batch)-1].seq
+	}
 	if err := ss.write(ctx, batch, last); err != nil {
 		return err
 	}
-	ss.committed = last
-	ss.progress.advance(last)
+	if !ss.cfg.Shared {
+		ss.committed = last
+		ss.progress.advance(last)
+	}
 	ss.setReady(nil)
 	ss.trace(ctx, batch, start)
 	ss.metrics.batch.Observe(float64(len(batch)))
 	ss.metrics.duration.Observe(time.Since(start).Seconds())
-	for _, it := range batch {
-		if it.verdict == dead {
+	for i, it := range batch {
+		if ss.cfg.Shared && i == len(batch)-1 {
+			// The answer to this one says that the server has seen those before it.
+			if err := ss.confirm(ctx, it.msg); err != nil {
+				return err
+			}
+		} else if it.verdict == dead {
 			ss.settle(it.msg.TermWithReason(bus.HeaderText(it.reason)))
 		} else {
 			ss.settle(it.msg.Ack())
@@ -275,6 +324,9 @@ func (ss *session) flush(ctx context.Context) error {
 	ss.held.Release(int64(ss.bytes))
 	clear(batch) // lets go of the messages
 	ss.batch, ss.bytes = batch[:0], 0
+	if ss.cfg.Shared {
+		return ss.catchUp(ctx)
+	}
 	return nil
 }
 
@@ -323,7 +375,8 @@ func (ss *session) insert(ctx context.Context, rows []*item, upTo uint64) error 
 		}
 		return ss.insert(ctx, nil, upTo)
 	default:
-		if err := ss.insert(ctx, rows[:n/2], rows[n/2-1].seq); err != nil {
+		half := min(upTo, rows[n/2-1].seq)
+		if err := ss.insert(ctx, rows[:n/2], half); err != nil {
 			return err
 		}
 		return ss.insert(ctx, rows[n/2:], upTo)
@@ -348,7 +401,7 @@ func (ss *session) commit(ctx context.Context, rows []*item, upTo uint64) error 
 			ss.metrics.duplicates.Add(float64(len(records) - n))
 			return nil
 		}
-		if errors.Is(err, ErrRejected) {
+		if errors.Is(err, ErrRejected) || errors.Is(err, ErrLost) {
 			return err
 		}
 		if ctx.Err() != nil {

@@ -11,8 +11,9 @@ import (
 
 // Store keeps events. Package sinktest holds the tests that every store passes.
 //
-// One goroutine calls Bind and Append; List and LastSeq may be called from many
-// at the same time.
+// One goroutine calls Bind, Append and Advance; the others may be called from many
+// at the same time. Other processes may write to the same database: several at once if they
+// share the work, and one whose time is over finds out by [ErrLost].
 type Store interface {
 	// Bind ties the store to the stream that its sequences come from. A store
 	// that holds nothing yet takes any origin. One that holds events of another
@@ -22,7 +23,8 @@ type Store interface {
 	// Append stores records, which ascend in sequence, and moves the cursor to
 	// upTo, all in one transaction that is durable when Append returns. A record
 	// whose event id or sequence is there already changes nothing, and the
-	// cursor never moves back. It returns how many records are new.
+	// cursor never moves back; with upTo 0 it stays. It returns how many records
+	// are new.
 	//
 	// An error means that nothing was stored. If it is [ErrRejected], a record
 	// is at fault and the same records will always be refused; after any other
@@ -35,6 +37,23 @@ type Store interface {
 
 	// LastSeq returns the cursor: everything up to it has been processed.
 	LastSeq(ctx context.Context) (uint64, error)
+
+	// Advance moves the cursor to a later place, for sinks that share the work:
+	// none of them knows by itself that everything up to there is stored. from is
+	// where the caller saw the cursor last; if it is below that now, the database
+	// was exchanged for an older one and the error is [ErrLost].
+	Advance(ctx context.Context, from, to uint64) error
+
+	// Mark notes that what the cursor has passed was stored at that time or before.
+	Mark(ctx context.Context, at time.Time) error
+
+	// Prune deletes the oldest events, limit at most, of what was stored before
+	// that time as far as the marks tell, and returns how many those were. Fewer
+	// than limit: there are no more.
+	Prune(ctx context.Context, before time.Time, limit int) (int, error)
+
+	// Pruned returns up to where Prune has deleted.
+	Pruned(ctx context.Context) (uint64, error)
 
 	// Check reports whether Append could store something now. It changes nothing.
 	Check(ctx context.Context) error
@@ -72,6 +91,9 @@ type OpenFunc func(ctx context.Context, waiting func()) (Store, error)
 var (
 	// ErrRejected is returned by a store that will never take a record.
 	ErrRejected = errors.New("record refused by the store")
+	// ErrLost is returned when this process may not write to the database any more:
+	// another one does, or the database is not the one that it was.
+	ErrLost = errors.New("another event sink has taken over the database")
 	// ErrForeign is returned by a store that holds events of another stream.
 	ErrForeign = errors.New("the database holds events of another stream")
 )

@@ -58,10 +58,11 @@ func (ss *session) trace(ctx context.Context, batch []item, start time.Time) {
 type metrics struct {
 	stored, duplicates, skipped, dead, redelivered, retries, restarts prometheus.Counter
 	batch, duration                                                   prometheus.Histogram
-	pending                                                           prometheus.Collector
+	pruned                                                            prometheus.Counter
+	lag                                                               prometheus.Collector
 }
 
-func newMetrics(pending func() (float64, bool)) *metrics {
+func newMetrics(lag func() (events, seconds float64, ok bool)) *metrics {
 	counter := func(name, help string) prometheus.Counter {
 		return prometheus.NewCounter(prometheus.CounterOpts{Namespace: "herdgate", Subsystem: "eventsink", Name: name, Help: help})
 	}
@@ -81,27 +82,33 @@ func newMetrics(pending func() (float64, bool)) *metrics {
 			Namespace: "herdgate", Subsystem: "eventsink", Name: "batch_seconds", Help: "Time to store a batch.",
 			Buckets: prometheus.ExponentialBuckets(0.001, 4, 8),
 		}),
-		pending: &pendingGauge{
-			desc: prometheus.NewDesc("herdgate_eventsink_pending", "Events in the stream that are not stored yet. Missing while the server cannot be asked.", nil, nil),
-			ask:  pending,
+		pruned: counter("events_pruned_total", "Stored events that were deleted because of their age."),
+		lag: &lagGauge{
+			events:  prometheus.NewDesc("herdgate_eventsink_pending", "Events in the stream that are not stored yet. Missing while the server cannot be asked.", nil, nil),
+			seconds: prometheus.NewDesc("herdgate_eventsink_lag_seconds", "Age of the oldest event that is not stored yet; 0 if all are.", nil, nil),
+			ask:     lag,
 		},
 	}
 }
 
 func (m *metrics) all() []prometheus.Collector {
-	return []prometheus.Collector{m.stored, m.duplicates, m.skipped, m.dead, m.redelivered, m.retries, m.restarts, m.batch, m.duration, m.pending}
+	return []prometheus.Collector{m.stored, m.duplicates, m.skipped, m.dead, m.redelivered, m.retries, m.restarts, m.batch, m.duration, m.pruned, m.lag}
 }
 
-// pendingGauge asks the server when metrics are read.
-type pendingGauge struct {
-	desc *prometheus.Desc
-	ask  func() (float64, bool)
+// lagGauge asks the server when metrics are read.
+type lagGauge struct {
+	events, seconds *prometheus.Desc
+	ask             func() (events, seconds float64, ok bool)
 }
 
-func (g *pendingGauge) Describe(ch chan<- *prometheus.Desc) { ch <- g.desc }
+func (g *lagGauge) Describe(ch chan<- *prometheus.Desc) {
+	ch <- g.events
+	ch <- g.seconds
+}
 
-func (g *pendingGauge) Collect(ch chan<- prometheus.Metric) {
-	if v, ok := g.ask(); ok {
-		ch <- prometheus.MustNewConstMetric(g.desc, prometheus.GaugeValue, v)
+func (g *lagGauge) Collect(ch chan<- prometheus.Metric) {
+	if events, seconds, ok := g.ask(); ok {
+		ch <- prometheus.MustNewConstMetric(g.events, prometheus.GaugeValue, events)
+		ch <- prometheus.MustNewConstMetric(g.seconds, prometheus.GaugeValue, seconds)
 	}
 }

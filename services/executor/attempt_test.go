@@ -44,8 +44,9 @@ func TestOneAttempt(t *testing.T) {
 	}
 }
 
-// Protocol W8, W9, section 6: a grant whose record has moved is void. It is
-// acknowledged, nothing is written, and the model is not asked.
+// F-056, protocol W8, W9, section 6: a grant whose record has moved, even to an end
+// that was never acknowledged, is void. It is acknowledged, nothing is written, and
+// the model is not asked.
 func TestVoidGrant(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -55,6 +56,9 @@ func TestVoidGrant(t *testing.T) {
 		{"claimed by somebody else", func(r *contract.TaskRecord) { r.State, r.Executor = contract.StateRunning, "ex-2" }},
 		{"handed back and granted again", func(r *contract.TaskRecord) { r.Attempt = 2 }},
 		{"cancelled", func(r *contract.TaskRecord) { r.State, r.FinishedAt = contract.StateCancelled, r.GrantedAt }},
+		{"completed", func(r *contract.TaskRecord) {
+			r.State, r.Result, r.StartedAt, r.FinishedAt = contract.StateCompleted, "done", r.GrantedAt, r.GrantedAt
+		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()

@@ -48,6 +48,46 @@ func (looks) Call(_ context.Context, c tool.Call) (tool.Result, error) {
 	return tool.Result{Text: "seen by " + c.ID}, nil
 }
 
+// GUARD-02, GUARD-03, COMPACT-11: what a task's summaries cost is in its budget and
+// in its usage.
+func TestSummariesAreInTheBudget(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	m := &looker{turns: 40}
+	models, err := model.NewRegistry(m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	settings := config.Default()
+	settings.Summarization.Enabled = true
+	settings.Summarization.Trigger = []config.Threshold{{Type: config.ThresholdMessages, Value: 8}}
+	settings.Summarization.Keep = config.Threshold{Type: config.ThresholdMessages, Value: 4}
+	settings.Subagents.TokenBudget = &config.TokenBudget{Enabled: true, MaxTokens: 300, WarnThreshold: 0.7, HardStopThreshold: 1}
+	w.svc.cfg.Settings, w.svc.deps.Models, w.tools = &settings, models, []tool.Tool{looks{}}
+	g := w.granted("t_1", 1)
+	g.Request.Subagent.MaxTurns = 50
+	w.background(w.begin(g))()
+	rec, _ := w.record("t_1")
+	if rec.StopReason != contract.StopTokenCapped || rec.Usage == nil || rec.Usage.TotalTokens < 300 || rec.Usage.TotalTokens > 330 || m.sums < 3 {
+		t.Errorf("record %+v after %d summaries; want it stopped at 300 tokens", rec, m.sums)
+	}
+}
+
+// COMPACT-11, STATUS-08: a model for summaries that is not there ends the task with
+// words, and leaves nothing of it running.
+func TestNoModelForSummaries(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.using(func(c *config.Config) {
+		name := "nowhere"
+		c.Summarization.Enabled, c.Summarization.ModelName = true, &name
+	})
+	w.background(w.begin(w.granted("t_1", 1)))()
+	if rec, _ := w.record("t_1"); rec.State != contract.StateFailed || !strings.Contains(rec.Error, "summarization.model_name") || !strings.Contains(rec.Error, "nowhere") {
+		t.Errorf("record = %+v", rec)
+	}
+}
+
 // COMPACT-01, COMPACT-07, COMPACT-09, COMPACT-13, STEP-09, USAGE-01: a task whose
 // conversation is compacted tells every step once, with an index without a gap; its
 // receipts are those of the messages that are left; summaries are paid for; and

@@ -122,6 +122,8 @@ func New(cfg Config, deps Deps) (*Service, error) {
 		def := config.Default()
 		cfg.Settings = &def
 	}
+	snapshot := *cfg.Settings // what the caller changes later is not for tasks under way (EXEC-08)
+	cfg.Settings = &snapshot
 	if cfg.Pool == "" {
 		cfg.Pool = contract.DefaultPool
 	}

@@ -13,6 +13,8 @@ import (
 	"github.com/herdgate/herdgate/internal/config"
 	"github.com/herdgate/herdgate/internal/model"
 	"github.com/herdgate/herdgate/internal/natstest"
+	"github.com/herdgate/herdgate/internal/outcome"
+	"github.com/herdgate/herdgate/internal/prompt"
 	"github.com/herdgate/herdgate/internal/receipt"
 	"github.com/herdgate/herdgate/internal/tool"
 	"github.com/herdgate/herdgate/pkg/contract"
@@ -219,4 +221,34 @@ func (h holding) Call(ctx context.Context, c tool.Call) (tool.Result, error) {
 		return tool.Result{}, context.Cause(ctx)
 	}
 	return tool.Result{Text: "hi"}, nil
+}
+
+// STATUS-04: a report that the token limit cut completes with what there is, and says
+// that something is missing; any other is told as it is.
+func TestCutReport(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		last  model.Message
+		want  string
+		state contract.State
+	}{
+		"cut":       {model.Message{Text: "Half of", FinishReason: "length"}, "Half of\n\n" + prompt.CutAnswer, contract.StateCompleted},
+		"whole":     {model.Message{Text: "All of it", FinishReason: "stop"}, "All of it", contract.StateCompleted},
+		"no text":   {model.Message{FinishReason: "length"}, outcome.Placeholder, contract.StateCompleted},
+		"a failure": {model.Message{Text: "it broke", FinishReason: "length", ErrorFallback: true}, "", contract.StateFailed},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			l := &listener{answers: []model.Message{c.last}}
+			var err error
+			if w.svc.deps.Models, err = model.NewRegistry(l); err != nil {
+				t.Fatal(err)
+			}
+			w.begin(w.granted("t_1", 1))()
+			if rec, _ := w.record("t_1"); rec.Result != c.want || rec.State != c.state || rec.StopReason != "" {
+				t.Errorf("the end is %+v, want %q", rec, c.want)
+			}
+		})
+	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/herdgate/herdgate/internal/agent"
@@ -87,25 +88,21 @@ func (j *job) run() (outcome.End, error) {
 	defer j.close()
 	a, req := j.a, j.a.grant.Request
 	a.begun.Store(true)
-	awake := a.watchProgress()
+	awake := sync.OnceFunc(a.watchProgress())
+	defer awake() // whatever else ends the work
 	chain, err := j.newChain()
 	if err != nil {
 		return outcome.End{}, err
 	}
 	ctx := sandbox.WithLease(tool.WithProgress(j.ctx, a.progressed), &a.lease)
-	res, err := agent.Run(ctx, agent.Config{
-		Agent: req.Subagent.Name, Model: chain.model(j.model), Tools: j.tools, MaxTurns: req.Subagent.MaxTurns,
-		Gate: a.gate, Log: a.log, Tracer: a.s.tracer,
-		Chain:          chain.pieces,
-		OnDelta:        func(model.Delta) { a.progressed() },
-		ToolMiddleware: []agent.ToolMiddleware{a.tellToolProgress},
-		OnMessage: func(ctx context.Context, msg model.Message, usage *contract.Usage, modelName string) error {
-			a.progressed()
-			defer a.progressed() // what the bus takes is none of the work's silence
-			a.index++
-			return a.publish(ctx, event.Running(a.rec, a.index, event.BuildStep(msg), modelName, usage, a.s.source(), a.s.now()))
-		},
-	}, j.firstMessages())
+	cfg := j.loop(chain)
+	cfg.OnMessage = func(ctx context.Context, msg model.Message, usage *contract.Usage, modelName string) error {
+		a.progressed()
+		defer a.progressed() // what the bus takes is none of the work's silence
+		a.index++
+		return a.publish(ctx, event.Running(a.rec, a.index, event.BuildStep(msg), modelName, usage, a.s.source(), a.s.now()))
+	}
+	res, err := agent.Run(ctx, cfg, j.firstMessages())
 	awake()
 	end := chain.spent(res, j.model)
 	if ctx.Err() != nil {
@@ -116,7 +113,7 @@ func (j *job) run() (outcome.End, error) {
 	}
 	o := outcome.Outcome{Kind: outcome.Kind(res.End), MaxTurns: req.Subagent.MaxTurns}
 	if last := res.LastAssistant(); last != nil {
-		o.LastAnswer = &outcome.Answer{Text: event.Sanitize(last.Text), ErrorFallback: last.ErrorFallback, ErrorDetail: last.ErrorDetail}
+		o.LastAnswer = answer(*last)
 	}
 	if n := len(res.Messages); n > 0 {
 		o.LastOther = event.Sanitize(res.Messages[n-1].Text)
@@ -125,6 +122,18 @@ func (j *job) run() (outcome.End, error) {
 		finish(&o, res)
 	}
 	return j.keepFiles(ctx, chain.harvest(outcome.Map(o), res).With(end))
+}
+
+// loop is how the task's conversation is driven, with its chain around it.
+func (j *job) loop(chain *chain) agent.Config {
+	a, def := j.a, j.a.grant.Request.Subagent
+	return agent.Config{
+		Agent: def.Name, Model: chain.model(j.model), Tools: j.tools, MaxTurns: def.MaxTurns,
+		Gate: a.gate, Log: a.log, Tracer: a.s.tracer,
+		Chain:          chain.pieces,
+		OnDelta:        func(model.Delta) { a.progressed() },
+		ToolMiddleware: []agent.ToolMiddleware{a.tellToolProgress},
+	}
 }
 
 // modelName is the definition's model, or the parent's when it inherits (REG-12).

@@ -16,7 +16,7 @@ type named struct {
 
 func (n named) Spec() model.ToolSpec { return model.ToolSpec{Name: n.name} }
 
-// TOOL-01, TOOL-02, ISO-09: the parent's scope bounds the child, then its own
+// CTX-08, TOOL-01, TOOL-02, ISO-09: the parent's scope bounds the child, then its own
 // lists do; the task tool never passes.
 func TestAllowedTools(t *testing.T) {
 	t.Parallel()

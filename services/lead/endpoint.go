@@ -210,7 +210,7 @@ func (e *endpoint) problemOf(err error) wire.Problem {
 		p.FinishedStatus = finished.Status
 		return p
 	case errors.Is(err, leaderr.ErrNotFound):
-		return problem(http.StatusNotFound, wire.CodeNotFound, "there is no such thing here")
+		return problem(http.StatusNotFound, wire.CodeNotFound, err.Error())
 	case errors.Is(err, leaderr.ErrQueueFull):
 		return problem(http.StatusTooManyRequests, wire.CodeQueueFull, "the queue is full and nothing was stored; try again later")
 	case errors.Is(err, contract.ErrTooLarge):

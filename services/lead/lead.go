@@ -153,6 +153,9 @@ func New(cfg Config, deps Deps) (*Service, error) {
 		return nil, fmt.Errorf("lead.model: %w", err)
 	}
 	d := dispatch.New(deps.Bus, deps.Now, deps.Log, deps.TracerProvider)
+	if cfg.Settings != nil && !cfg.Settings.Verification.ReceiptsEnabled {
+		d.HideReceipts()
+	}
 	if deps.Registerer != nil {
 		for _, c := range d.Collectors() {
 			if err := deps.Registerer.Register(c); err != nil {

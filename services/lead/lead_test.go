@@ -16,6 +16,7 @@ import (
 
 	"github.com/herdgate/herdgate/internal/bus"
 	"github.com/herdgate/herdgate/internal/client/wire"
+	"github.com/herdgate/herdgate/internal/config"
 	"github.com/herdgate/herdgate/internal/model"
 	"github.com/herdgate/herdgate/internal/natstest"
 	"github.com/herdgate/herdgate/internal/subagent"
@@ -50,7 +51,7 @@ type running struct {
 	stop func()
 }
 
-func start(t *testing.T) *running {
+func start(t *testing.T, change ...func(*Config)) *running {
 	t.Helper()
 	srv, conn := natstest.New(t)
 	models, err := model.NewRegistry(lister{})
@@ -62,10 +63,14 @@ func start(t *testing.T) *running {
 		t.Fatal(err)
 	}
 	ready := make(chan struct{})
-	s, err := New(Config{
+	cfg := Config{
 		Name: "lead-1", Version: "1.2.3-test", SubagentsEnabled: true, WorkspaceRoot: t.TempDir(), RunLeaseTTL: 2 * time.Second,
 		DrainTimeout: 100 * time.Millisecond, HTTP: HTTPConfig{Addr: "127.0.0.1:0"},
-	}, Deps{
+	}
+	for _, f := range change {
+		f(&cfg)
+	}
+	s, err := New(cfg, Deps{
 		Bus: srv.Conn("lead"), Models: models, Subagents: types, Log: zerolog.Nop(),
 		Ready: func(check string, err error) {
 			if check == CheckName && err == nil {
@@ -196,7 +201,7 @@ func TestTaskEndpoints(t *testing.T) {
 		t.Errorf("get: %q %+v", code, task)
 	}
 	var p wire.Problem
-	if code := r.ask("get", call("default"), &p); code != "404" || p.Code != wire.CodeNotFound {
+	if code := r.ask("get", call("default"), &p); code != "404" || p.Code != wire.CodeNotFound || !strings.Contains(p.Detail, string(acc.TaskID)) {
 		t.Errorf("get for another tenant: %q %+v", code, p)
 	}
 	if code := r.ask("cancel", `{"task_id":"t_none"}`, &p); code != "404" {
@@ -224,6 +229,32 @@ func TestTaskEndpoints(t *testing.T) {
 	}
 	if code := r.ask("submit", `{"subagent_type":"general-purpose","prompt":"`+strings.Repeat("x", contract.MaxPromptBytes+1)+`"}`, &p); code != "413" || p.Code != wire.CodePayloadTooLarge {
 		t.Errorf("submit with a long prompt: %q %+v", code, p)
+	}
+}
+
+// RECEIPT-15: a lead without receipts shows none, over NATS as over HTTP, whatever a
+// record holds.
+func TestNoReceiptsShown(t *testing.T) {
+	t.Parallel()
+	for _, on := range []bool{true, false} {
+		settings := config.Default()
+		settings.Verification.ReceiptsEnabled = on
+		r := start(t, func(c *Config) { c.Settings = &settings })
+		now := time.Now().UTC()
+		data, err := json.Marshal(contract.TaskRecord{
+			TaskID: "t_1", RunID: "r_1", ThreadID: "th", Tenant: contract.DefaultTenant, State: contract.StateCompleted, Attempt: 1, SubagentType: "x", QueuedAt: now, FinishedAt: &now,
+			Result: "done", Receipts: []contract.Receipt{{ID: "r1", ToolName: "bash", Status: "success"}}, ReceiptVerdict: &contract.ReceiptVerdict{CitationResolved: true},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := r.conn.Publish(t.Context(), bus.Write{Subject: r.conn.KV(contract.TaskKey("t_1")), Data: data}); err != nil {
+			t.Fatal(err)
+		}
+		var task wire.Task
+		if code := r.ask("get", `{"task_id":"t_1"}`, &task); code != "" || task.Result == nil || (task.Receipts != nil) != on || (task.ReceiptVerdict != nil) != on {
+			t.Errorf("on=%v: %q %+v", on, code, task)
+		}
 	}
 }
 

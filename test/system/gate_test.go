@@ -18,6 +18,7 @@ import (
 func TestMain(m *testing.M) {
 	sandbox.Main() // commands of tools run through this binary
 	soakMain()
+	agentsMain()
 	goleak.VerifyTestMain(m)
 }
 

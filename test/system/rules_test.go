@@ -119,7 +119,7 @@ func TestChildIsNarrowAndFresh(t *testing.T) {
 	}
 }
 
-// ISO-05, ISO-08: what a child publishes says so in its subject, and what reads
+// ISO-02, ISO-05, ISO-08, ISO-10: what a child publishes says so in its subject, and what reads
 // the root only sees nothing of it.
 func TestChildEventsAreBelowTheRun(t *testing.T) {
 	t.Parallel()

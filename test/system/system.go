@@ -16,10 +16,12 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/herdgate/herdgate/internal/bus"
+	"github.com/herdgate/herdgate/internal/config"
 	"github.com/herdgate/herdgate/internal/invariant"
 	"github.com/herdgate/herdgate/internal/model"
 	"github.com/herdgate/herdgate/internal/natstest"
 	"github.com/herdgate/herdgate/internal/provision"
+	"github.com/herdgate/herdgate/internal/subagent"
 	"github.com/herdgate/herdgate/internal/tool"
 	"github.com/herdgate/herdgate/pkg/contract"
 	"github.com/herdgate/herdgate/pkg/envelope"
@@ -42,6 +44,10 @@ type Options struct {
 	TracerProvider        trace.TracerProvider
 	Listen                bool
 	Log                   zerolog.Logger
+	// Settings are the executors'; nil takes the defaults.
+	Settings *config.Config
+	// Subagents are the types that leads know beside the built-in ones.
+	Subagents subagent.Config
 	// Unrecorded: the test writes what no service would, or measures, so that its
 	// history is neither recorded nor judged.
 	Unrecorded bool
@@ -195,7 +201,7 @@ func (s *System) Executor(name string, tasks int, drain time.Duration) *Process 
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	svc, err := executor.New(executor.Config{Name: name, MaxTasks: tasks, DrainTimeout: drain},
+	svc, err := executor.New(executor.Config{Name: name, MaxTasks: tasks, DrainTimeout: drain, Settings: s.Opts.Settings},
 		executor.Deps{Bus: conn, Models: models, Tools: s.Opts.Tools, Log: s.Opts.Log, TracerProvider: s.Opts.TracerProvider})
 	if err != nil {
 		s.t.Fatal(err)

@@ -36,7 +36,7 @@ func (s *System) Lead(name, workspaces string) (*Process, *client.Client) {
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	types, err := subagent.NewRegistry(subagent.Config{})
+	types, err := subagent.NewRegistry(s.Opts.Subagents)
 	if err != nil {
 		s.t.Fatal(err)
 	}

@@ -51,7 +51,7 @@ func (Delegator) Generate(_ context.Context, req model.Request, _ func(model.Del
 	return model.Response{Message: model.Message{Text: strings.Join(parts, "\n"), FinishReason: "stop"}, Model: "delegator-1", Usage: usage}, nil
 }
 
-// I10: every span of a run with two tasks, over all four services, hangs in one
+// F-166, I10: every span of a run with two tasks, over all four services, hangs in one
 // trace, and no span's parent is missing. ARCH-01, ARCH-03, ARCH-05, USAGE-01.
 func TestOneTrace(t *testing.T) {
 	t.Parallel()

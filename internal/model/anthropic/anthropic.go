@@ -68,6 +68,7 @@ func New(cfg Config) (*Model, error) {
 		option.WithBaseURL(strings.TrimSuffix(strings.TrimRight(cfg.BaseURL, "/"), "/v1") + "/"),
 		option.WithHTTPClient(m.http),
 		option.WithMaxRetries(0), // package retry does it, visibly
+		option.WithMiddleware(provider.Refusals),
 	}}
 	return m, nil
 }
@@ -96,7 +97,7 @@ func (m *Model) Generate(ctx context.Context, req model.Request, onDelta func(mo
 	generate := func() (model.Response, error) {
 		return m.cfg.Call(ctx, onDelta, func(ctx context.Context, alive func()) (model.Response, error) {
 			return m.ask(ctx, params, req, onDelta, alive)
-		}, status)
+		})
 	}
 	// Thinking is off (EXEC-07), as far as the model can do without.
 	quiet := !m.thinks.Load()
@@ -115,15 +116,6 @@ func (m *Model) Generate(ctx context.Context, req model.Request, onDelta func(mo
 	return res, err
 }
 
-// status finds a refusal of the server.
-func status(err error) *provider.Status {
-	var s *sdk.Error
-	if !errors.As(err, &s) {
-		return nil
-	}
-	return &provider.Status{Code: s.StatusCode, Type: string(s.Type()), Name: string(s.ErrorCode()), Message: s.Message, Raw: s.RawJSON(), Response: s.Response}
-}
-
 func (m *Model) ask(ctx context.Context, params sdk.MessageNewParams, req model.Request, onDelta func(model.Delta), alive func()) (model.Response, error) {
 	opts := []option.RequestOption{option.WithJSONSet("stream", true), option.WithHeader("Accept", "text/event-stream")}
 	if key := m.cfg.Key(); key != "" {
@@ -137,7 +129,7 @@ func (m *Model) ask(ctx context.Context, params sdk.MessageNewParams, req model.
 	}
 	alive()
 	a := newAssembly(req, m.source, onDelta)
-	err := provider.Read(raw, a.whole, func(raw *http.Response) error { return a.stream(ssestream.NewDecoder(raw), alive) })
+	err := provider.Read(raw, alive, a.whole, func(raw *http.Response) error { return a.stream(ssestream.NewDecoder(raw), alive) })
 	if err != nil {
 		return model.Response{}, err
 	}

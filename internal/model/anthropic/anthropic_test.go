@@ -414,7 +414,7 @@ func TestStatus(t *testing.T) {
 		{403, "permission_error", "no", model.KindPermanent, "unauthorized"},
 		{404, "not_found_error", "no such model", model.KindPermanent, "not_found"},
 		{400, "invalid_request_error", "bad request", model.KindPermanent, "http_400"},
-		{413, "request_too_large", "too large", model.KindPermanent, "http_413"},
+		{413, "request_too_large", "too large", model.KindPermanent, "context_length_exceeded"},
 		{429, "rate_limit_error", "slow down", model.KindTransient, "rate_limited"},
 		{500, "api_error", "oops", model.KindTransient, "http_500"},
 		{529, "overloaded_error", strings.Repeat("x", 5000), model.KindTransient, "overloaded"},

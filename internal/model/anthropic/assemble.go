@@ -128,10 +128,10 @@ func (a *assembly) add(ev sdk.MessageStreamEventUnion) error {
 		a.count(u.CacheReadInputTokens, u.JSON.CacheReadInputTokens, &a.usage.read)
 		a.count(u.CacheCreationInputTokens, u.JSON.CacheCreationInputTokens, &a.usage.written)
 	case "message_delta":
-		if ev.Delta.StopReason != "" {
-			a.finish = provider.Finish(string(ev.Delta.StopReason))
+		a.finish = provider.LastFinish(a.finish, string(ev.Delta.StopReason))
+		if text := ev.Delta.StopDetails.Explanation; text != "" {
+			a.refusal = text
 		}
-		a.refusal = ev.Delta.StopDetails.Explanation
 		u := ev.Usage // totals so far, not additions
 		a.count(u.InputTokens, u.JSON.InputTokens, &a.usage.input)
 		a.count(u.OutputTokens, u.JSON.OutputTokens, &a.usage.output)
@@ -147,10 +147,12 @@ func (a *assembly) add(ev sdk.MessageStreamEventUnion) error {
 	return nil // whatever else there may be one day
 }
 
-// count takes a figure; null and negative ones are unknown (F-110).
+// count takes a figure; null and negative ones are unknown (F-110). Figures are
+// totals so far, so that a later one that is smaller is a gateway's 0 for what it
+// does not repeat.
 func (a *assembly) count(v int64, field respjson.Field, into *int64) {
 	if field.Valid() && v >= 0 {
-		a.known, *into = true, v
+		a.known, *into = true, max(*into, v)
 	}
 }
 
@@ -239,7 +241,7 @@ func (a *assembly) whole(r io.Reader) error {
 			return err
 		}
 	}
-	a.finish, a.done = provider.Finish(string(msg.StopReason)), true
+	a.finish, a.done, a.refusal = provider.Finish(string(msg.StopReason)), true, msg.StopDetails.Explanation
 	return nil
 }
 

@@ -22,10 +22,14 @@ func Open(env *process.Env, log zerolog.Logger) (*model.Registry, error) {
 	}
 	specs := make([]open.Spec, 0, len(env.Config.Models))
 	for _, m := range env.Config.Models {
+		var price *model.Price
+		if p := m.Price; p != nil {
+			price = &model.Price{Input: p.InputPerMillion, Output: p.OutputPerMillion, CachedInput: p.CachedInputPerMillion}
+		}
 		specs = append(specs, open.Spec{
 			Name: m.Name, Provider: m.Provider, Model: m.Model, BaseURL: m.BaseURL, APIKeyEnv: m.APIKeyEnv, Script: m.Script,
 			RequestTimeout: time.Duration(m.RequestTimeoutSeconds) * time.Second, IdleTimeout: time.Duration(m.IdleTimeoutSeconds) * time.Second,
-			MaxOutputTokens: m.MaxOutputTokens, MaxRetries: m.MaxRetries,
+			MaxInputTokens: m.MaxInputTokens, MaxOutputTokens: m.MaxOutputTokens, MaxRetries: m.MaxRetries, Price: price,
 		})
 	}
 	return open.OpenWithLog(specs, log)

@@ -113,7 +113,7 @@ func hello() model.Request {
 func TestFaults(t *testing.T) {
 	t.Parallel()
 	for fault, code := range map[script.Fault]string{
-		script.FaultHTTP500: "http_500", script.FaultRateLimit: "rate_limited", script.FaultOverloaded: "overloaded",
+		script.FaultHTTP500: "http_500", script.FaultHTTP503: "http_503", script.FaultRateLimit: "rate_limited", script.FaultOverloaded: "overloaded",
 		script.FaultTimeout: "timeout", script.FaultSilence: "timeout", script.FaultComments: "timeout",
 		script.FaultReset: "disconnected", script.FaultDisconnect: "disconnected", script.FaultCut: "disconnected",
 		script.FaultErrorInStream: "provider_error|overloaded",

@@ -9,6 +9,7 @@
 package fakeserver
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -31,7 +32,7 @@ const leadTool = "task"
 
 // Server answers requests. It is an http.Handler.
 type Server struct {
-	model   *script.Model
+	next    func(context.Context, model.Request) (script.Step, error)
 	mux     *http.ServeMux
 	closing chan struct{}
 	end     sync.Once
@@ -41,10 +42,19 @@ type Server struct {
 }
 
 // New returns a server that answers out of s.
-func New(s *script.Script) *Server {
-	f := &Server{model: script.New("fake", s), mux: http.NewServeMux(), closing: make(chan struct{})}
+func New(s *script.Script) *Server { return Answering(script.New("fake", s).Next) }
+
+// Answering returns a server that says what next gives for each request that is
+// accepted. Next is called from several goroutines at once, with the request's
+// context; after an error that is no [model.Error] the client gets nothing.
+func Answering(next func(context.Context, model.Request) (script.Step, error)) *Server {
+	f := &Server{next: next, mux: http.NewServeMux(), closing: make(chan struct{})}
 	f.mux.HandleFunc("POST "+chatPath, func(w http.ResponseWriter, r *http.Request) { f.serve(w, r, chat{}) })
 	f.mux.HandleFunc("POST "+messagesPath, func(w http.ResponseWriter, r *http.Request) { f.serve(w, r, messages{}) })
+	// A script answers for every model, so that each name is right.
+	f.mux.HandleFunc("GET /v1/models/{name...}", func(w http.ResponseWriter, r *http.Request) {
+		writeJSON(w, http.StatusOK, map[string]any{"id": r.PathValue("name"), "object": "model", "type": "model"})
+	})
 	return f
 }
 
@@ -107,7 +117,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, p protocol) {
 			req.Agent = "lead"
 		}
 	}
-	step, err := s.model.Next(r.Context(), req.Request)
+	step, err := s.next(r.Context(), req.Request)
 	if err != nil {
 		var fault *model.Error
 		if errors.As(err, &fault) {
@@ -128,6 +138,9 @@ func (s *Server) say(w http.ResponseWriter, r *http.Request, p protocol, a answe
 	switch a.Fault {
 	case script.FaultHTTP500:
 		refuse(http.StatusInternalServerError, "api_error", "the script answers with status 500")
+		return
+	case script.FaultHTTP503:
+		refuse(http.StatusServiceUnavailable, "api_error", "the script answers with status 503")
 		return
 	case script.FaultRateLimit:
 		refuse(http.StatusTooManyRequests, "rate_limit_error", "the script answers with status 429")

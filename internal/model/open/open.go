@@ -14,6 +14,7 @@ import (
 	"github.com/herdgate/herdgate/internal/model/provider"
 	"github.com/herdgate/herdgate/internal/model/retry"
 	"github.com/herdgate/herdgate/internal/model/script"
+	"github.com/herdgate/herdgate/internal/model/tokens"
 )
 
 // Providers lists the providers of this build.
@@ -38,6 +39,10 @@ type Spec struct {
 	RequestTimeout, IdleTimeout time.Duration
 	// MaxOutputTokens bounds one answer; 0 takes the provider's default.
 	MaxOutputTokens int
+	// MaxInputTokens is what the model reads at most; 0: not known.
+	MaxInputTokens int
+	// Price is nil when what tokens cost is not to be told.
+	Price *model.Price
 	// MaxRetries: 0 is no retry.
 	MaxRetries int
 	// RetryBase is the first wait between tries: 0 is 500 ms, for scripts 20 ms.
@@ -56,6 +61,12 @@ func OpenWithLog(specs []Spec, log zerolog.Logger) (*model.Registry, error) {
 		m, err := open(s)
 		if err != nil {
 			return nil, fmt.Errorf("models[%d]: %w", i, err)
+		}
+		if s.MaxInputTokens > 0 {
+			m = tokens.Limit(m, s.MaxInputTokens)
+		}
+		if s.Price != nil {
+			m = model.Priced(m, *s.Price)
 		}
 		if s.MaxRetries > 0 {
 			m = retry.Retry(m, retry.Policy{MaxRetries: s.MaxRetries, Base: retryBase(s), Cap: s.RetryCap}, log)
@@ -87,7 +98,7 @@ func open(s Spec) (model.Model, error) {
 func (s Spec) config() provider.Config {
 	return provider.Config{
 		Name: s.Name, Model: s.Model, BaseURL: s.BaseURL,
-		Key:            func() string { return lookup(s.APIKeyEnv) },
+		Key: func() string { return lookup(s.APIKeyEnv) }, KeyEnv: s.APIKeyEnv,
 		RequestTimeout: s.RequestTimeout, IdleTimeout: s.IdleTimeout, MaxOutputTokens: s.MaxOutputTokens,
 	}
 }

@@ -132,3 +132,40 @@ func TestOpenRefuses(t *testing.T) {
 		}
 	}
 }
+
+// The script in the documentation is one, and both protocols serve it.
+func TestDocumentedScript(t *testing.T) {
+	t.Parallel()
+	page, err := os.ReadFile("../../../docs/configuration.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, ok := strings.Cut(string(page), "```yml\n")
+	rules, _, end := strings.Cut(rest, "```")
+	if !ok || !end {
+		t.Fatal("docs/configuration.md has no script")
+	}
+	for _, protocol := range []string{"openai", "anthropic"} {
+		r, err := open.Open([]open.Spec{{Name: "m", Provider: protocol, Model: "f", BaseURL: served(t, rules), MaxRetries: 1, RetryBase: time.Millisecond, RetryCap: 10 * time.Millisecond}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		m, err := r.Get("")
+		if err != nil {
+			t.Fatal(err)
+		}
+		req := model.Request{Messages: []model.Message{{Role: model.RoleUser, Text: "please look around"}}, Tools: []model.ToolSpec{{Name: "task"}}}
+		res, err := m.Generate(t.Context(), req, nil)
+		if err != nil || len(res.Message.ToolCalls) != 1 || res.Message.ToolCalls[0].Name != "task" {
+			t.Fatalf("%s: first answer = %+v, %v; want a call of task", protocol, res, err)
+		}
+		req.Messages = append(req.Messages, res.Message, model.Message{Role: model.RoleTool, ToolCallID: res.Message.ToolCalls[0].ID, Text: "a lake"})
+		res, err = m.Generate(t.Context(), req, nil)
+		if err != nil || res.Message.Text != "It says: a lake" || res.Usage == nil || res.Usage.InputTokens != 10 || res.Usage.CacheReadTokens != 4 {
+			t.Errorf("%s: second answer = %+v, usage %+v, %v; want It says: a lake", protocol, res, res.Usage, err)
+		}
+		if got, err := ask(t, r, ""); err != nil || got != "I do not know." {
+			t.Errorf("%s: %q, %v; want the default", protocol, got, err)
+		}
+	}
+}

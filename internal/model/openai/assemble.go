@@ -128,9 +128,7 @@ func (a *assembly) add(chunk sdk.ChatCompletionChunk) error {
 			a.size += len(d.Function.Arguments) + len(d.Function.Name)
 			a.call(d.Index, d.ID, d.Function.Name, d.Function.Arguments)
 		}
-		if choice.FinishReason != "" {
-			a.finish = provider.Finish(choice.FinishReason)
-		}
+		a.finish = provider.LastFinish(a.finish, choice.FinishReason)
 		if a.size > provider.MaxTextBytes || len(a.calls) > provider.MaxCalls {
 			return provider.TooLarge()
 		}

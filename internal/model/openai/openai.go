@@ -11,7 +11,6 @@ package openai
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net/http"
 
@@ -54,6 +53,7 @@ func New(cfg Config) (*Model, error) {
 		option.WithBaseURL(cfg.BaseURL),
 		option.WithHTTPClient(m.http),
 		option.WithMaxRetries(0), // package retry does it, visibly
+		option.WithMiddleware(provider.Refusals),
 	}}
 	return m, nil
 }
@@ -81,16 +81,7 @@ func (m *Model) Generate(ctx context.Context, req model.Request, onDelta func(mo
 	}
 	return m.cfg.Call(ctx, onDelta, func(ctx context.Context, alive func()) (model.Response, error) {
 		return m.ask(ctx, params, req, onDelta, alive)
-	}, status)
-}
-
-// status finds a refusal of the server.
-func status(err error) *provider.Status {
-	var s *sdk.Error
-	if !errors.As(err, &s) {
-		return nil
-	}
-	return &provider.Status{Code: s.StatusCode, Type: s.Type, Name: s.Code, Message: s.Message, Raw: s.RawJSON(), Response: s.Response}
+	})
 }
 
 func (m *Model) ask(ctx context.Context, params sdk.ChatCompletionNewParams, req model.Request, onDelta func(model.Delta), alive func()) (model.Response, error) {
@@ -104,7 +95,7 @@ func (m *Model) ask(ctx context.Context, params sdk.ChatCompletionNewParams, req
 	}
 	alive()
 	a := newAssembly(req, m.source, onDelta)
-	err := provider.Read(raw, a.whole, func(raw *http.Response) error { return a.stream(ssestream.NewDecoder(raw), alive) })
+	err := provider.Read(raw, alive, a.whole, func(raw *http.Response) error { return a.stream(ssestream.NewDecoder(raw), alive) })
 	if err != nil {
 		return model.Response{}, err
 	}

@@ -4,6 +4,7 @@
 package provider
 
 import (
+	"bufio"
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
@@ -12,7 +13,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"mime"
 	"net"
 	"net/http"
 	"strings"
@@ -47,6 +47,8 @@ type Config struct {
 	// Key gives the API key; it is asked at every request and may give "", which
 	// local servers allow. Nil is "".
 	Key func() string
+	// KeyEnv is the environment variable that Key reads, for error messages.
+	KeyEnv string
 	// RequestTimeout bounds one request as a whole, IdleTimeout the time without
 	// data in it, comments not counted. Zero takes the defaults.
 	RequestTimeout, IdleTimeout time.Duration
@@ -72,8 +74,12 @@ func (c Config) Checked(defaultBaseURL string) (Config, error) {
 	if c.IdleTimeout <= 0 {
 		c.IdleTimeout = DefaultIdleTimeout
 	}
-	if c.Key == nil {
-		c.Key = func() string { return "" }
+	key := c.Key
+	c.Key = func() string {
+		if key == nil {
+			return ""
+		}
+		return strings.TrimSpace(key()) // a line's end comes along easily
 	}
 	return c, nil
 }
@@ -85,9 +91,10 @@ func (c Config) Source(protocol string) string {
 	return protocol + ":" + hex.EncodeToString(sum[:8])
 }
 
-// NewHTTPClient returns a client that bounds what the calls' own limits do not.
+// NewHTTPClient returns a client that bounds what the calls' own limits do not,
+// and follows no redirect.
 func NewHTTPClient() *http.Client {
-	return &http.Client{Transport: &http.Transport{
+	return &http.Client{CheckRedirect: refuseRedirect, Transport: &http.Transport{
 		Proxy:                 http.ProxyFromEnvironment,
 		DialContext:           (&net.Dialer{Timeout: 10 * time.Second, KeepAlive: 30 * time.Second}).DialContext,
 		ForceAttemptHTTP2:     true,
@@ -100,8 +107,7 @@ func NewHTTPClient() *http.Client {
 }
 
 // Call makes one call within its limits. ask calls alive for each sign of life.
-// status finds a refusal in ask's error, or gives nil.
-func (c Config) Call(ctx context.Context, onDelta func(model.Delta), ask func(ctx context.Context, alive func()) (model.Response, error), status func(error) *Status) (model.Response, error) {
+func (c Config) Call(ctx context.Context, onDelta func(model.Delta), ask func(ctx context.Context, alive func()) (model.Response, error)) (model.Response, error) {
 	inner, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	deadline := time.AfterFunc(c.RequestTimeout, func() { cancel(errRequest) })
@@ -122,7 +128,7 @@ func (c Config) Call(ctx context.Context, onDelta func(model.Delta), ask func(ct
 	if cause := context.Cause(inner); cause != nil {
 		return model.Response{}, c.timeout(cause)
 	}
-	return model.Response{}, c.explain(err, status)
+	return model.Response{}, c.explain(err)
 }
 
 // Invalid is the error for a request that cannot be written.
@@ -131,13 +137,25 @@ func Invalid(err error) error {
 }
 
 // Read gives the body of an answer to whole, if the server did not stream, or to
-// stream, and closes it. An answer that is too long ends with an error.
-func Read(res *http.Response, whole func(io.Reader) error, stream func(*http.Response) error) error {
+// stream, and closes it. What the body is shows in its first character: servers
+// and proxies send wrong content types. An answer that is too long ends with an
+// error.
+func Read(res *http.Response, alive func(), whole func(io.Reader) error, stream func(*http.Response) error) error {
 	body := res.Body
 	defer body.Close()
-	limited := bound(body)
-	if media, _, _ := mime.ParseMediaType(res.Header.Get("Content-Type")); media == "application/json" {
-		return whole(limited)
+	limited := bufio.NewReader(bound(body))
+	first, err := firstByte(limited)
+	switch {
+	case err != nil && !errors.Is(err, io.EOF):
+		return fmt.Errorf("read the answer: %w", err)
+	case first == '{' || first == '[':
+		return whole(&lively{limited, alive})
+	case first == '<':
+		page, err := io.ReadAll(io.LimitReader(limited, maxRefusal))
+		if err != nil {
+			return fmt.Errorf("read the answer: %w", err)
+		}
+		return Break("malformed", "the answer is "+words(string(page))+", and no model's; check base_url")
 	}
 	// Some servers forget the empty line after the last event.
 	res.Body = struct {
@@ -145,7 +163,38 @@ func Read(res *http.Response, whole func(io.Reader) error, stream func(*http.Res
 		io.Closer
 	}{io.MultiReader(limited, strings.NewReader("\n\n")), body}
 	res.Header.Set("Content-Type", "text/event-stream")
-	return stream(res)
+	err = stream(res)
+	if errors.Is(err, bufio.ErrTooLong) {
+		return TooLarge()
+	}
+	return err
+}
+
+// firstByte looks at the first character after blanks and a byte order mark.
+func firstByte(r *bufio.Reader) (byte, error) {
+	for {
+		c, err := r.ReadByte()
+		if err != nil {
+			return 0, err
+		}
+		if strings.IndexByte(" \t\r\n\xEF\xBB\xBF", c) < 0 {
+			return c, r.UnreadByte()
+		}
+	}
+}
+
+// lively calls alive for whatever is read.
+type lively struct {
+	r     io.Reader
+	alive func()
+}
+
+func (l *lively) Read(p []byte) (int, error) {
+	n, err := l.r.Read(p)
+	if n > 0 {
+		l.alive()
+	}
+	return n, err
 }
 
 // bound returns r, which ends with an error when it is too long to be an answer.
@@ -201,6 +250,16 @@ func Finish(reason string) string {
 		return "length"
 	}
 	return reason
+}
+
+// LastFinish is the reason to stop after one more was sent, which may be "". That
+// an answer was cut stands, whatever a gateway sends after it: a call that is half
+// written must not look whole.
+func LastFinish(before, next string) string {
+	if next == "" || before == "length" {
+		return before
+	}
+	return Finish(next)
 }
 
 // Display shows text as it streams in. A piece may end inside a character; the

@@ -68,6 +68,7 @@ type Fault string
 // says; without one, all are failures that pass.
 const (
 	FaultHTTP500       Fault = "http_500"
+	FaultHTTP503       Fault = "http_503"
 	FaultRateLimit     Fault = "rate_limit"            // status 429, with retry_after if the turn has one
 	FaultOverloaded    Fault = "overloaded"            // status 529
 	FaultTimeout       Fault = "timeout"               // the request is taken, nothing follows
@@ -92,7 +93,7 @@ const (
 
 var (
 	failing = []Fault{
-		FaultHTTP500, FaultRateLimit, FaultOverloaded, FaultTimeout, FaultReset, FaultDisconnect, FaultCut, FaultSilence, FaultComments, FaultErrorInStream,
+		FaultHTTP500, FaultHTTP503, FaultRateLimit, FaultOverloaded, FaultTimeout, FaultReset, FaultDisconnect, FaultCut, FaultSilence, FaultComments, FaultErrorInStream,
 	}
 	faults = append(slices.Clip(failing), FaultMalformed, FaultCutCall, FaultBlankIDs, FaultRepeatedIDs, FaultSplitUTF8, FaultOutOfOrder, FaultNullUsage)
 	// needCalls are the faults of calls.

@@ -288,6 +288,8 @@ func fail(step Step, onDelta func(model.Delta)) error {
 	switch step.Fault {
 	case FaultHTTP500:
 		e.Code, e.Message, half = "http_500", "the script answers with status 500", false
+	case FaultHTTP503:
+		e.Code, e.Message, half = "http_503", "the script answers with status 503", false
 	case FaultRateLimit:
 		e.Code, e.Message, half = "rate_limited", "the script answers with status 429", false
 	case FaultOverloaded:

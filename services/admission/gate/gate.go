@@ -481,7 +481,7 @@ func (g *Gate) considerRunning(t *task, now time.Time) {
 		g.move(t, end)
 		return
 	case t.leaseGone:
-		end := g.terminal(t, ending{contract.StateFailed, contract.ErrExecutorLost, "the executor was lost: its lease ran out before the task ended"}, now)
+		end := g.terminal(t, ending{contract.StateFailed, contract.ErrExecutorLost, "the executor was lost: its lease ran out before the task ended; its work may have had effects"}, now)
 		end.Lost++
 		g.move(t, end)
 		return
@@ -489,7 +489,7 @@ func (g *Gate) considerRunning(t *task, now time.Time) {
 	if limit := t.rec.TimeoutSeconds; limit > 0 {
 		overrun := t.runningAt.Add(time.Duration(limit)*time.Second + g.cfg.OverrunGrace)
 		if !now.Before(overrun) {
-			g.move(t, g.terminal(t, ending{contract.StateTimedOut, "", "the task ran past its time limit and its executor did not end it"}, now))
+			g.move(t, g.terminal(t, ending{contract.StateTimedOut, "", fmt.Sprintf("the task did not finish within its limit of %d seconds, and its executor did not end it", limit)}, now))
 			return
 		}
 		g.schedule(t, overrun)
@@ -524,7 +524,7 @@ func (g *Gate) considerReleased(t *task, now time.Time) {
 	case t.cancel:
 		g.move(t, g.terminal(t, ending{contract.StateCancelled, "", "cancelled after it had been handed back"}, now))
 	case g.cfg.RetryLost == RetryNever && t.rec.Started:
-		g.move(t, g.terminal(t, ending{contract.StateFailed, contract.ErrExecutorLost, "the executor stopped before the task ended, and executor.retry_lost is never"}, now))
+		g.move(t, g.terminal(t, ending{contract.StateFailed, contract.ErrExecutorLost, "the executor stopped before the task ended, and executor.retry_lost is never; its work may have had effects"}, now))
 	default:
 		g.move(t, g.again(t, now))
 	}

@@ -2,6 +2,7 @@ package gate
 
 import (
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -109,6 +110,45 @@ func TestLostAgain(t *testing.T) {
 		}
 		if ended := c.become == contract.StateFailed; ended != (removed != nil) || ended && removed.Bury == "" {
 			t.Errorf("%s: request removed: %+v", c.name, removed)
+		}
+	}
+}
+
+// STATUS-09: whoever reads an end that the gate has written — mostly a lead's
+// model, which may do the work again — is told that it may have had effects, and which
+// limit was passed.
+func TestEndsSayWhatMatters(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		retry RetryLost
+		state contract.State
+		after Event
+		late  time.Duration
+		want  string
+	}{
+		"lost":        {RetryNotStarted, contract.StateRunning, LeaseExpired{TaskID: "t"}, 0, "its work may have had effects"},
+		"handed back": {RetryNever, contract.StateReleased, LeaseSeen{TaskID: "t"}, 0, "its work may have had effects"},
+		"overrun":     {RetryNever, contract.StateRunning, LeaseSeen{TaskID: "t"}, 62 * time.Second, "limit of 60 seconds"},
+	} {
+		g := New(Config{MaxRunning: 1, LeaseTTL: 15 * time.Second, RetryLost: c.retry, MaxLost: 3, CancelGrace: time.Second, OverrunGrace: time.Second, Retention: time.Hour, MarkerTTL: time.Hour})
+		told := ""
+		apply := func(ev Event, now time.Time) {
+			for _, a := range g.Apply(ev, now) {
+				if m, ok := a.(MoveRecord); ok && m.Record.State.Terminal() {
+					told = m.Record.Error
+				}
+			}
+		}
+		for _, ev := range []Event{
+			RequestStored{Request{Seq: 1, TaskID: "t", Tenant: "default", Deadline: at.Add(time.Hour)}},
+			RecordSeen{Revision: 5, Record: contract.TaskRecord{TaskID: "t", Tenant: "default", State: c.state, Started: true, Attempt: 1, Slot: 1, TimeoutSeconds: 60}},
+			LeaseSeen{TaskID: "t"}, ViewRead{}, WorkRead{},
+		} {
+			apply(ev, at)
+		}
+		apply(c.after, at.Add(c.late))
+		if !strings.Contains(told, c.want) {
+			t.Errorf("%s: told %q, want %q in it", name, told, c.want)
 		}
 	}
 }

@@ -11,13 +11,22 @@ import (
 	"github.com/herdgate/herdgate/internal/process"
 	"github.com/herdgate/herdgate/pkg/contract"
 	"github.com/herdgate/herdgate/services/eventsink"
+	"github.com/herdgate/herdgate/services/eventsink/postgres"
 	"github.com/herdgate/herdgate/services/eventsink/sqlite"
 )
 
 // Serve runs a sink until ctx is done.
 func Serve(ctx context.Context, env *process.Env) error {
-	if env.Config.Eventsink.Store != config.StoreSQLite {
-		return fmt.Errorf("eventsink.store: %q is not available in this version; use sqlite", env.Config.Eventsink.Store)
+	cfg := env.Config.Eventsink
+	shared := cfg.Replicas == config.SinksShare
+	var open eventsink.OpenFunc
+	switch cfg.Store {
+	case config.StoreSQLite:
+		open = sqlite.FileOpener(sqlite.Path(env.DataDir, cfg.DSN.Reveal()))
+	case config.StorePostgres:
+		open = postgres.Opener(cfg.DSN.Reveal(), shared)
+	default:
+		return fmt.Errorf("eventsink.store: %q is not known; use %s or %s", cfg.Store, config.StoreSQLite, config.StorePostgres)
 	}
 	p, err := env.Open(ctx, "eventsink", func(n contract.Names) []string { return []string{n.EventStream(), n.DeadStream()} })
 	if err != nil {
@@ -28,9 +37,10 @@ func Serve(ctx context.Context, env *process.Env) error {
 	}
 	defer p.Close()
 	svc, err := eventsink.New(eventsink.Config{
-		BatchSize: env.Config.Eventsink.BatchSize, FlushInterval: time.Duration(env.Config.Eventsink.FlushIntervalMS) * time.Millisecond,
+		BatchSize: cfg.BatchSize, FlushInterval: time.Duration(cfg.FlushIntervalMS) * time.Millisecond,
+		Shared: shared, Retention: time.Duration(cfg.RetentionDays) * 24 * time.Hour,
 	}, eventsink.Deps{
-		Bus: p.Bus, Open: sqlite.Opener(env.DataDir), Log: p.Log, Ready: p.Ready, Ask: p.Metrics.Probes.Ask,
+		Bus: p.Bus, Open: open, Log: p.Log, Ready: p.Ready, Ask: p.Metrics.Probes.Ask,
 		Registerer: env.Metrics.Registerer(), TracerProvider: p.Tel.TracerProvider(),
 	})
 	if err != nil {

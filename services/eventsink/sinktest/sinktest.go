@@ -57,6 +57,8 @@ func Run(t *testing.T, fresh func(t *testing.T) Backend) {
 	test("PageBytes", pageBytes)
 	test("Origin", origin)
 	test("ReadWhileWriting", readWhileWriting)
+	test("Advance", advance)
+	test("Prune", prune)
 }
 
 // EVT-10, EVT-20: what was structured comes back structured, the same to the
@@ -307,6 +309,74 @@ func origin(t *testing.T, ctx context.Context, b Backend) {
 	if err := s.Bind(ctx, in); err != nil {
 		t.Errorf("Bind to the same moment in another zone = %v", err)
 	}
+}
+
+// Sinks that share the work store first and move the cursor afterwards. A
+// database that has gone back behind what a sink saw is not the same one.
+func advance(t *testing.T, ctx context.Context, b Backend) {
+	s := b.Open(t)
+	mustAppend(t, ctx, s, 0, 2, Record(1), Record(3))
+	wantCursor(t, ctx, s, 0)
+	for _, step := range []struct{ from, to, want uint64 }{{0, 2, 2}, {2, 2, 2}, {0, 1, 2}, {1, 3, 3}} {
+		if err := s.Advance(ctx, step.from, step.to); err != nil {
+			t.Fatalf("Advance(%d, %d) = %v", step.from, step.to, err)
+		}
+		wantCursor(t, ctx, s, step.want)
+	}
+	equal(t, list(t, ctx, s, eventsink.Query{Limit: 10}), []contract.EventRecord{Record(1), Record(3)})
+	if err := s.Advance(ctx, 4, 9); !errors.Is(err, eventsink.ErrLost) {
+		t.Errorf("Advance from beyond the cursor = %v, want ErrLost", err)
+	}
+	wantCursor(t, ctx, s, 3)
+}
+
+// Retention: what was stored before a time goes, oldest first and in small steps,
+// whatever the events say of their own time; the rest stays, and the place up to
+// which all is gone is known.
+func prune(t *testing.T, ctx context.Context, b Backend) {
+	s := b.Open(t)
+	noon := time.Date(2026, 6, 1, 12, 0, 0, 0, time.UTC)
+	var all []contract.EventRecord
+	for seq := uint64(1); seq <= 20; seq++ {
+		r := Record(seq)
+		// Times that their writer made up, long ago and far ahead.
+		r.CreatedAt = time.Date(1970+int(seq)*7, 1, 1, 0, 0, 0, 0, time.UTC)
+		all = append(all, r)
+	}
+	check := func(before time.Time, limit, wantDeleted int, wantPruned uint64, left []contract.EventRecord) {
+		t.Helper()
+		n, err := s.Prune(ctx, before, limit)
+		if err != nil || n != wantDeleted {
+			t.Errorf("Prune = %d, %v, want %d", n, err, wantDeleted)
+		}
+		if got, err := s.Pruned(ctx); err != nil || got != wantPruned {
+			t.Errorf("Pruned = %d, %v, want %d", got, err, wantPruned)
+		}
+		equal(t, list(t, ctx, s, eventsink.Query{Limit: 50}), left)
+	}
+	mark := func(at time.Time) {
+		t.Helper()
+		if err := s.Mark(ctx, at); err != nil {
+			t.Fatalf("Mark = %v", err)
+		}
+	}
+	mark(noon.Add(-time.Hour)) // an empty store
+	mustAppend(t, ctx, s, 10, 8, all[:8]...)
+	check(noon.Add(time.Hour), 100, 0, 0, all[:8]) // nobody knows how old they are
+	all = append(all[:8:8], all[10:]...)           // 9 and 10 were not for the store
+	mark(noon)
+	mark(noon.Add(time.Minute)) // nothing new: the older mark counts
+	mustAppend(t, ctx, s, 20, 10, all[8:]...)
+	mark(noon.Add(2 * time.Hour))
+	check(noon.Add(-time.Second), 100, 0, 0, all)
+	check(noon, 3, 3, 3, all[3:])
+	check(noon, 3, 3, 6, all[6:])
+	check(noon, 3, 2, 10, all[8:])
+	check(noon.Add(time.Hour), 3, 0, 10, all[8:])
+	again := Record(2) // a late repeat of what is gone
+	mustAppend(t, ctx, s, 20, 1, again)
+	check(noon.Add(2*time.Hour), 100, 11, 20, nil)
+	wantCursor(t, ctx, s, 20)
 }
 
 // EVT-18: readers see whole batches in order while a writer writes.

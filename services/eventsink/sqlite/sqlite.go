@@ -68,10 +68,22 @@ type Store struct {
 
 var _ eventsink.Store = (*Store)(nil)
 
-// Opener returns the [eventsink.OpenFunc] for the data directory dir.
-func Opener(dir string) eventsink.OpenFunc {
+// Path is the database's file: dsn, or where that is empty [File] in the data
+// directory.
+func Path(dataDir, dsn string) string {
+	if dsn == "" {
+		return filepath.Join(dataDir, File)
+	}
+	return dsn
+}
+
+// Opener returns the [eventsink.OpenFunc] for [File] in the data directory dir.
+func Opener(dir string) eventsink.OpenFunc { return FileOpener(Path(dir, "")) }
+
+// FileOpener returns the [eventsink.OpenFunc] for the file at path.
+func FileOpener(path string) eventsink.OpenFunc {
 	return func(ctx context.Context, waiting func()) (eventsink.Store, error) {
-		s, err := Open(ctx, dir, waiting)
+		s, err := OpenFile(ctx, path, waiting)
 		if err != nil {
 			return nil, err
 		}
@@ -79,13 +91,23 @@ func Opener(dir string) eventsink.OpenFunc {
 	}
 }
 
-// Open opens the store in dir and makes both if they are not there. While
-// another process has the store open it blocks, after one call of waiting.
-func Open(ctx context.Context, dir string, waiting func()) (_ *Store, err error) {
+// Open opens the store in [File] of the data directory dir, as [OpenFile] does.
+func Open(ctx context.Context, dir string, waiting func()) (*Store, error) {
+	return OpenFile(ctx, Path(dir, ""), waiting)
+}
+
+// OpenFile opens the store at path and makes file and directory if they are not there.
+// While another process has the store open it blocks, after one call of waiting.
+func OpenFile(ctx context.Context, path string, waiting func()) (_ *Store, err error) {
+	dir := filepath.Dir(path)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("event store: data directory: %w", err)
 	}
-	s := &Store{path: filepath.Join(dir, File), lock: flock.New(filepath.Join(dir, LockFile), flock.SetPermissions(0o600))}
+	lock := filepath.Join(dir, LockFile)
+	if filepath.Base(path) != File {
+		lock = path + ".lock" // there may be several in this directory
+	}
+	s := &Store{path: path, lock: flock.New(lock, flock.SetPermissions(0o600))}
 	defer func() {
 		if err != nil {
 			_ = s.Close() // the first error is the one that counts
@@ -241,14 +263,65 @@ func (s *Store) Append(ctx context.Context, records []contract.EventRecord, upTo
 			}
 			stored += int(n)
 		}
-		_, err = tx.ExecContext(ctx, `INSERT INTO meta (key, value) VALUES ('cursor', ?)
-ON CONFLICT (key) DO UPDATE SET value = excluded.value WHERE CAST(value AS INTEGER) < CAST(excluded.value AS INTEGER)`, strconv.FormatUint(upTo, 10))
-		return err
+		return raise(ctx, tx, "cursor", upTo)
 	})
 	if err != nil {
 		return 0, err
 	}
 	return stored, nil
+}
+
+// Advance implements [eventsink.Store].
+func (s *Store) Advance(ctx context.Context, from, to uint64) error {
+	return s.update(ctx, func(tx *sql.Tx) error {
+		have, err := counter(ctx, tx, "cursor")
+		if err != nil {
+			return err
+		}
+		if have < from {
+			return eventsink.ErrLost
+		}
+		return raise(ctx, tx, "cursor", to)
+	})
+}
+
+// Mark implements [eventsink.Store].
+func (s *Store) Mark(ctx context.Context, at time.Time) error {
+	return s.update(ctx, func(tx *sql.Tx) error {
+		cursor, err := counter(ctx, tx, "cursor")
+		if err != nil {
+			return err
+		}
+		_, err = tx.ExecContext(ctx, `INSERT INTO marks (seq, at) SELECT ?1, ?2 WHERE ?1 > coalesce((SELECT max(seq) FROM marks), 0)`, int64(cursor), at.UTC().Format(timeFormat))
+		return err
+	})
+}
+
+// Prune implements [eventsink.Store].
+func (s *Store) Prune(ctx context.Context, before time.Time, limit int) (deleted int, err error) {
+	err = s.update(ctx, func(tx *sql.Tx) error {
+		var upTo, last int64
+		if err := tx.QueryRowContext(ctx, `SELECT coalesce(max(seq), 0) FROM marks WHERE at <= ?`, before.UTC().Format(timeFormat)).Scan(&upTo); err != nil {
+			return err
+		}
+		if err := tx.QueryRowContext(ctx, `SELECT coalesce(max(seq), 0), count(*) FROM (SELECT seq FROM events WHERE seq <= ? ORDER BY seq LIMIT ?)`, upTo, limit).Scan(&last, &deleted); err != nil {
+			return err
+		}
+		if deleted < limit {
+			last = upTo // the marks up to there have served their time
+			if _, err := tx.ExecContext(ctx, `DELETE FROM marks WHERE seq <= ?`, upTo); err != nil {
+				return err
+			}
+		}
+		if _, err := tx.ExecContext(ctx, `DELETE FROM events WHERE seq <= ?`, last); err != nil {
+			return err
+		}
+		return raise(ctx, tx, "pruned", uint64(last))
+	})
+	if err != nil {
+		return 0, err
+	}
+	return deleted, nil
 }
 
 // List implements [eventsink.Store].
@@ -317,19 +390,20 @@ func build(q eventsink.Query) (string, []any) {
 
 // LastSeq implements [eventsink.Store].
 func (s *Store) LastSeq(ctx context.Context) (uint64, error) {
-	var v string
-	err := s.reader.QueryRowContext(ctx, `SELECT value FROM meta WHERE key = 'cursor'`).Scan(&v)
-	if errors.Is(err, sql.ErrNoRows) {
-		return 0, nil
-	}
+	n, err := counter(ctx, s.reader, "cursor")
 	if err != nil {
-		return 0, fmt.Errorf("event store: cursor: %w", explain(err))
+		return 0, fmt.Errorf("event store: %s: %w", s.path, explain(err))
 	}
-	seq, err := strconv.ParseUint(v, 10, 64)
+	return n, nil
+}
+
+// Pruned implements [eventsink.Store].
+func (s *Store) Pruned(ctx context.Context) (uint64, error) {
+	n, err := counter(ctx, s.reader, "pruned")
 	if err != nil {
-		return 0, fmt.Errorf("event store: %s: cursor is %q; want a sequence", s.path, v)
+		return 0, fmt.Errorf("event store: %s: %w", s.path, explain(err))
 	}
-	return seq, nil
+	return n, nil
 }
 
 // Check implements [eventsink.Store]. It takes the lock that a writer needs and
@@ -390,7 +464,32 @@ func (s *Store) update(ctx context.Context, f func(*sql.Tx) error) error {
 	return nil
 }
 
-func meta(ctx context.Context, tx *sql.Tx, key string) (string, error) {
+// querier is a database or a transaction of it.
+type querier interface {
+	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
+}
+
+// counter reads a number that only grows; 0 if there is none.
+func counter(ctx context.Context, q querier, key string) (uint64, error) {
+	v, err := meta(ctx, q, key)
+	if err != nil || v == "" {
+		return 0, err
+	}
+	n, err := strconv.ParseUint(v, 10, 64)
+	if err != nil {
+		return 0, fmt.Errorf("%s is %q; want a sequence", key, v)
+	}
+	return n, nil
+}
+
+// raise sets a number that only grows.
+func raise(ctx context.Context, tx *sql.Tx, key string, to uint64) error {
+	_, err := tx.ExecContext(ctx, `INSERT INTO meta (key, value) VALUES (?, ?)
+ON CONFLICT (key) DO UPDATE SET value = excluded.value WHERE CAST(value AS INTEGER) < CAST(excluded.value AS INTEGER)`, key, strconv.FormatUint(to, 10))
+	return err
+}
+
+func meta(ctx context.Context, tx querier, key string) (string, error) {
 	var v string
 	err := tx.QueryRowContext(ctx, `SELECT value FROM meta WHERE key = ?`, key).Scan(&v)
 	if errors.Is(err, sql.ErrNoRows) {

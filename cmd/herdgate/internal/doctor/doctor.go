@@ -24,12 +24,14 @@ import (
 	"github.com/herdgate/herdgate/internal/client"
 	"github.com/herdgate/herdgate/internal/config"
 	"github.com/herdgate/herdgate/internal/eventapi"
+	"github.com/herdgate/herdgate/internal/model"
 	"github.com/herdgate/herdgate/internal/model/open"
 	"github.com/herdgate/herdgate/internal/natsd"
 	"github.com/herdgate/herdgate/internal/process"
 	"github.com/herdgate/herdgate/internal/provision"
 	"github.com/herdgate/herdgate/internal/sandbox"
 	"github.com/herdgate/herdgate/internal/telemetry"
+	"github.com/herdgate/herdgate/services/eventsink/postgres"
 	"github.com/herdgate/herdgate/services/eventsink/sqlite"
 )
 
@@ -89,7 +91,7 @@ func Examine(ctx context.Context, p Patient) Report {
 	d.nats(ctx)
 	d.dataDir()
 	d.eventStore(ctx)
-	d.models()
+	d.models(ctx)
 	d.sandbox()
 	d.tracing(ctx)
 	d.lead(ctx)
@@ -262,7 +264,18 @@ func (d *doctor) eventStore(ctx context.Context) {
 			d.say(Warn, "event sink", err.Error(), "start one: `herdgate eventsink`, or `herdgate up`")
 		}
 	}
-	path := filepath.Join(d.DataDir, sqlite.File)
+	cfg := d.Env.Config.Eventsink
+	if cfg.Store == config.StorePostgres {
+		ctx, cancel := context.WithTimeout(ctx, d.Timeout)
+		defer cancel()
+		if found, err := postgres.Probe(ctx, cfg.DSN.Reveal()); err != nil {
+			d.say(Fail, "event store", err.Error(), "correct eventsink.dsn, or the database's settings")
+		} else {
+			d.say(OK, "event store", found, "")
+		}
+		return
+	}
+	path := sqlite.Path(d.DataDir, cfg.DSN.Reveal())
 	f, err := os.Open(path)
 	if errors.Is(err, os.ErrNotExist) {
 		d.say(OK, "event store", path+" is not there yet; the event sink makes it", "")
@@ -282,7 +295,7 @@ func (d *doctor) eventStore(ctx context.Context) {
 	d.say(OK, "event store", path+" can be read", "")
 }
 
-func (d *doctor) models() {
+func (d *doctor) models(ctx context.Context) {
 	models := d.Env.Config.Models
 	if len(models) == 0 {
 		d.say(Warn, "models", "none is configured; `herdgate up` answers with a built-in offline model, the services alone do not start",
@@ -305,12 +318,38 @@ func (d *doctor) models() {
 		case m.APIKeyEnv == "" && m.BaseURL == "":
 			d.say(Warn, name, "it has no key, and the provider's own address asks for one", "set api_key_env, or base_url to a server that needs none")
 		default:
-			place := "the provider's own address"
-			if m.BaseURL != "" {
-				place = bus.Redact(m.BaseURL)
-			}
-			d.say(OK, name, fmt.Sprintf("%s at %s; it was not called", m.Model, place), "")
+			d.model(ctx, name, m)
 		}
+	}
+}
+
+// model asks a provider for one model and has nothing generated.
+func (d *doctor) model(ctx context.Context, name string, m config.Model) {
+	place := "the provider's own address"
+	if m.BaseURL != "" {
+		place = bus.Redact(m.BaseURL)
+	}
+	ctx, cancel := context.WithTimeout(ctx, d.Timeout)
+	defer cancel()
+	known, err := open.Probe(ctx, open.Spec{Name: m.Name, Provider: m.Provider, Model: m.Model, BaseURL: m.BaseURL, APIKeyEnv: m.APIKeyEnv}, d.Getenv(m.APIKeyEnv))
+	var failed *model.Error
+	switch {
+	case err == nil && known:
+		d.say(OK, name, fmt.Sprintf("%s at %s is there; nothing was generated", m.Model, place), "")
+	case err == nil:
+		d.say(OK, name, fmt.Sprintf("%s answers; it does not tell which models it has, so that the name %s was not checked", place, m.Model), "")
+	case !errors.As(err, &failed):
+		d.say(Fail, name, err.Error(), "correct the model's settings")
+	case failed.Code == "unauthorized":
+		d.say(Fail, name, failed.Message, "set the right key, for every lead and executor")
+	case failed.Code == "not_found":
+		d.say(Fail, name, failed.Message, "correct model, or make it available there")
+	case failed.Code == "disconnected":
+		d.say(Fail, name, place+" cannot be reached: "+failed.Message, "correct base_url, or see that the server runs and the network lets us through")
+	case failed.Kind == model.KindTransient:
+		d.say(Warn, name, place+" has trouble: "+failed.Message, "try again later; calls are repeated max_retries times")
+	default:
+		d.say(Fail, name, failed.Message, "correct base_url and model")
 	}
 }
 

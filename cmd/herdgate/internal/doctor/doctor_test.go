@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -17,12 +18,16 @@ import (
 
 	"github.com/herdgate/herdgate/internal/client"
 	"github.com/herdgate/herdgate/internal/config"
+	"github.com/herdgate/herdgate/internal/model/fakeserver"
+	rules "github.com/herdgate/herdgate/internal/model/script"
 	"github.com/herdgate/herdgate/internal/natsd"
 	"github.com/herdgate/herdgate/internal/natstest"
+	"github.com/herdgate/herdgate/internal/pgtest"
 	"github.com/herdgate/herdgate/internal/process"
 	"github.com/herdgate/herdgate/internal/provision"
 	"github.com/herdgate/herdgate/internal/sandbox"
 	"github.com/herdgate/herdgate/internal/telemetry"
+	"github.com/herdgate/herdgate/services/eventsink/postgres"
 	"github.com/herdgate/herdgate/services/eventsink/sqlite"
 )
 
@@ -211,6 +216,43 @@ func TestDataDirectoryAndStore(t *testing.T) {
 	}
 }
 
+func TestPostgres(t *testing.T) {
+	t.Parallel()
+	db := pgtest.Start(t)
+	p := patient(t, lead(t, 200))
+	p.Env.Config.Eventsink.Store = config.StorePostgres
+	dsn := db.Database()
+	p.Env.Config.Eventsink.DSN = config.Address(dsn)
+	expect(t, Examine(t.Context(), p), "event store", OK, "makes its tables")
+	db.SQL("postgres", "CREATE ROLE reader LOGIN")
+	p.Env.Config.Eventsink.DSN = config.Address(db.DSN("db1", "reader"))
+	expect(t, Examine(t.Context(), p), "event store", Fail, "GRANT CREATE")
+	p.Env.Config.Eventsink.DSN = config.Address(dsn)
+	s, err := postgres.Open(t.Context(), dsn, false, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	expect(t, Examine(t.Context(), p), "event store", OK, "events up to 0 are stored")
+	db.Stop("fast")
+	expect(t, Examine(t.Context(), p), "event store", Fail, "connect")
+}
+
+// models is a server that is asked for a model and then for all of them.
+func models(t *testing.T, one int, oneBody string, all int, allBody string) string {
+	t.Helper()
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		status, body := one, oneBody
+		if strings.HasSuffix(r.URL.Path, "/models") {
+			status, body = all, allBody
+		}
+		w.WriteHeader(status)
+		_, _ = io.WriteString(w, body)
+	}))
+	t.Cleanup(s.Close)
+	return s.URL
+}
+
 func TestModelsSandboxTracing(t *testing.T) {
 	t.Parallel()
 	p := patient(t, lead(t, 200))
@@ -218,24 +260,41 @@ func TestModelsSandboxTracing(t *testing.T) {
 	if err := os.WriteFile(script, []byte("rules: [{agent: lead, turns: [{text: hello}]}]\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	rules, err := rules.Load(script)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fake := httptest.NewServer(fakeserver.New(rules))
+	defer fake.Close()
+	there := fake.URL
 	cfg := &p.Env.Config
 	cfg.Models = []config.Model{
-		{Name: "good", Provider: "openai", Model: "m", APIKeyEnv: "HAS_KEY"},
+		{Name: "good", Provider: "openai", Model: "m/1", APIKeyEnv: "HAS_KEY", BaseURL: there + "/v1"},
 		{Name: "keyless", Provider: "openai", Model: "m", APIKeyEnv: "NO_KEY"},
 		{Name: "bare", Provider: "openai", Model: "m"},
-		{Name: "local", Provider: "openai", Model: "m", BaseURL: "http://127.0.0.1:11434/v1"},
-		{Name: "claude", Provider: "anthropic", Model: "m", APIKeyEnv: "HAS_KEY"},
+		{Name: "away", Provider: "openai", Model: "m", BaseURL: "http://" + nobody(t) + "/v1"},
+		{Name: "claude", Provider: "anthropic", Model: "m", APIKeyEnv: "HAS_KEY", BaseURL: there},
+		{Name: "wrong key", Provider: "anthropic", Model: "m", APIKeyEnv: "HAS_KEY", BaseURL: models(t, 401, `{"error":{"message":"bad key"}}`, 401, "")},
+		{Name: "unknown", Provider: "openai", Model: "m", BaseURL: models(t, 404, "{}", 200, `{"data":[{"id":"a"},{"id":"b"}]}`)},
+		{Name: "listed", Provider: "openai", Model: "m", BaseURL: models(t, 404, "{}", 200, `{"data":[{"id":"a"},{"id":"m"}]}`)},
+		{Name: "silent", Provider: "openai", Model: "m", BaseURL: models(t, 404, "", 404, "")},
+		{Name: "busy", Provider: "openai", Model: "m", BaseURL: models(t, 503, "<title>Busy</title>", 503, "")},
 		{Name: "script", Provider: "script", Script: script},
 		{Name: "noscript", Provider: "script", Script: script + ".missing"},
 	}
 	cfg.Workspace.Sandbox, cfg.Workspace.AllowHostBash = config.SandboxNone, true
 	cfg.Telemetry.OTLPEndpoint = nobody(t)
 	r := Examine(t.Context(), p)
-	expect(t, r, "model good", OK, "not called")
+	expect(t, r, "model good", OK, "m/1 at "+there+"/v1 is there; nothing was generated")
 	expect(t, r, "model keyless", Fail, "NO_KEY")
 	expect(t, r, "model bare", Warn, "no key")
-	expect(t, r, "model local", OK, "11434")
-	expect(t, r, "model claude", OK, "not called")
+	expect(t, r, "model away", Fail, "cannot be reached")
+	expect(t, r, "model claude", OK, "is there")
+	expect(t, r, "model wrong key", Fail, "HAS_KEY")
+	expect(t, r, "model unknown", Fail, `has no model "m"; it has a, b`)
+	expect(t, r, "model listed", OK, "is there")
+	expect(t, r, "model silent", OK, "was not checked")
+	expect(t, r, "model busy", Warn, "503")
 	expect(t, r, "model script", OK, "offline")
 	expect(t, r, "model noscript", Fail, "missing")
 	expect(t, r, "sandbox", Warn, "bare host")

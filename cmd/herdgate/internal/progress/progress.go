@@ -263,6 +263,9 @@ func ending(first string, c content) string {
 	parts = append(parts, Seconds(time.Duration(c.DurationMS)*time.Millisecond))
 	if c.Usage != nil {
 		parts = append(parts, fmt.Sprintf("%d tokens", c.Usage.TotalTokens))
+		if cost := c.Usage.CostUSD; cost != nil {
+			parts = append(parts, Dollars(*cost))
+		}
 	}
 	if c.StopReason != "" {
 		parts = append(parts, c.StopReason)
@@ -274,6 +277,19 @@ func ending(first string, c content) string {
 		parts = append(parts, firstLine(c.Error))
 	}
 	return strings.Join(parts, ", ")
+}
+
+// Dollars is an amount for people: $12.35, $0.0123, and what is less than a
+// hundredth of a cent as that.
+func Dollars(m contract.Money) string {
+	switch v := float64(m); {
+	case v >= 1:
+		return fmt.Sprintf("$%.2f", v)
+	case v > 0 && v < 0.0001:
+		return "< $0.0001"
+	default:
+		return fmt.Sprintf("$%.4f", v)
+	}
 }
 
 // Seconds is a duration for people: 0.3 s, 12 s, 4 min 5 s.

@@ -27,7 +27,7 @@ var Folders = []string{"cmd", "internal", "pkg", "services"}
 
 // markup are files that write or read markup for people. Their tags are none of
 // ours.
-var markup = []string{"internal/tool/", "cmd/herdgate/", "services/lead/internal/httpapi/"}
+var markup = []string{"internal/tool/", "internal/model/provider/refusal.go", "cmd/herdgate/", "services/lead/internal/httpapi/"}
 
 var closing = regexp.MustCompile(`</([A-Za-z][A-Za-z0-9_-]*)>`)
 

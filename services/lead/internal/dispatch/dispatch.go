@@ -75,6 +75,8 @@ type Dispatcher struct {
 	tracer trace.Tracer
 	// full counts what found the queue full: the gate never sees it.
 	full prometheus.Counter
+	// noReceipts: none is shown.
+	noReceipts bool
 }
 
 // New returns a dispatcher on c.
@@ -84,6 +86,11 @@ func New(c *bus.Conn, now func() time.Time, log zerolog.Logger, tp trace.TracerP
 		full: prometheus.NewCounter(prometheus.CounterOpts{Name: "herdgate_lead_queue_full_total", Help: "Tasks that were refused because the queue was full."}),
 	}
 }
+
+// HideReceipts keeps receipts and verdicts out of what is shown of tasks, also those of
+// executors that are told otherwise, and of a time when there were any (RECEIPT-15). It
+// is for the start, before anybody asks.
+func (d *Dispatcher) HideReceipts() { d.noReceipts = true }
 
 // Collectors are its metrics.
 func (d *Dispatcher) Collectors() []prometheus.Collector { return []prometheus.Collector{d.full} }
@@ -111,6 +118,9 @@ type Accepted struct {
 func (d *Dispatcher) Submit(ctx context.Context, req contract.TaskRequest) (Accepted, error) {
 	if req.Pool == "" {
 		req.Pool = req.Subagent.Pool
+	}
+	if req.Identity.UserID == "" {
+		req.Identity.UserID = contract.DefaultUser
 	}
 	body, err := req.Encode()
 	if err != nil {
@@ -313,7 +323,7 @@ func (d *Dispatcher) Get(ctx context.Context, tenant contract.Tenant, id contrac
 	if err != nil {
 		return TaskView{}, fmt.Errorf("task %.80s: %w", id, err)
 	}
-	view := f.view()
+	view := d.view(f)
 	if f.record != nil && f.record.ResultRef != nil {
 		whole, err := d.Result(ctx, *f.record)
 		if err == nil {
@@ -363,11 +373,19 @@ type found struct {
 	seq     uint64 // of the request
 }
 
-func (f found) view() TaskView {
+func (d *Dispatcher) view(f found) TaskView {
 	if f.record != nil {
-		return wire.TaskOf(*f.record)
+		return d.taskOf(*f.record)
 	}
 	return wire.TaskWaiting(f.request, f.parent)
+}
+
+// taskOf shows a task's record.
+func (d *Dispatcher) taskOf(rec contract.TaskRecord) TaskView {
+	if d.noReceipts {
+		rec.Receipts, rec.ReceiptVerdict = nil, nil
+	}
+	return wire.TaskOf(rec)
 }
 
 // find reads a task of the tenant from the streams' leaders.

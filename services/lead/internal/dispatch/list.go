@@ -79,7 +79,7 @@ func (d *Dispatcher) List(ctx context.Context, q ListQuery) (Page, error) {
 			return
 		}
 		delete(waiting, rec.TaskID)
-		if v := wire.TaskOf(rec); rec.RequestSeq < before && q.matches(v) {
+		if v := d.taskOf(rec); rec.RequestSeq < before && q.matches(v) {
 			newest.offer(entry{seq: rec.RequestSeq, view: &v, id: rec.TaskID})
 		}
 	})
@@ -110,7 +110,7 @@ func (d *Dispatcher) page(ctx context.Context, q ListQuery, entries []entry) (Pa
 			if err != nil {
 				return Page{}, fmt.Errorf("list tasks: %w", err)
 			}
-			v := f.view()
+			v := d.view(f)
 			if !q.matches(v) {
 				continue
 			}

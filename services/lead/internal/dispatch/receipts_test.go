@@ -33,4 +33,13 @@ func TestReceiptsOfATask(t *testing.T) {
 	if err != nil || len(page.Tasks) != 2 || page.Tasks[1].Receipts != nil || page.Tasks[1].ReceiptVerdict == nil {
 		t.Errorf("list = %+v, %v", page.Tasks, err)
 	}
+
+	// RECEIPT-15: switched off, what records hold of another time is not shown.
+	d.HideReceipts()
+	if v, err = d.Get(t.Context(), "acme", "t_1"); err != nil || v.Receipts != nil || v.ReceiptVerdict != nil {
+		t.Errorf("hidden: task = %+v, %v", v, err)
+	}
+	if page, err = d.List(t.Context(), ListQuery{Tenant: "acme"}); err != nil || len(page.Tasks) != 2 || page.Tasks[1].ReceiptVerdict != nil {
+		t.Errorf("hidden: list = %+v, %v", page.Tasks, err)
+	}
 }

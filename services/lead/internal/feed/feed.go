@@ -352,6 +352,12 @@ func (s *stream) history(ctx context.Context, first uint64) error {
 		if err != nil {
 			return err
 		}
+		if gone := min(resp.PrunedSeq, first-1); gone > s.pos {
+			if err := s.gap(s.pos+1, gone); err != nil {
+				return err
+			}
+			s.pos = gone
+		}
 		for _, rec := range resp.Events {
 			if rec.Seq >= first {
 				s.pos = first - 1

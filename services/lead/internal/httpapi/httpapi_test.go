@@ -458,7 +458,9 @@ func TestTasks(t *testing.T) {
 			t.Errorf("unknown type: %q; want the visible names", p.Detail)
 		}
 	}
-	r.wantProblem(404, wire.CodeNotFound, "GET", "/v1/tasks/t_none", "")
+	if p := r.wantProblem(404, wire.CodeNotFound, "GET", "/v1/tasks/t_none", ""); !strings.Contains(p.Detail, "task t_none: not found") {
+		t.Errorf("an unknown task is told as %q", p.Detail)
+	}
 	r.wantProblem(404, wire.CodeNotFound, "POST", "/v1/tasks/t_none/cancel", "")
 	r.wantProblem(400, wire.CodeInvalidRequest, "GET", "/v1/tasks?cursor=%21", "")
 	agents, err := c.Subagents(ctx)

@@ -97,7 +97,7 @@ func (s *Server) problemFor(ctx context.Context, err error) error {
 		p.FinishedStatus = finished.Status
 		return p
 	case errors.Is(err, leaderr.ErrNotFound):
-		return newProblem(http.StatusNotFound, wire.CodeNotFound, "there is no such thing here")
+		return newProblem(http.StatusNotFound, wire.CodeNotFound, err.Error())
 	case errors.Is(err, leaderr.ErrQueueFull):
 		return retryAfter(newProblem(http.StatusTooManyRequests, wire.CodeQueueFull, "the queue is full and nothing was stored; try again later"), retryFull)
 	case errors.Is(err, contract.ErrTooLarge):

@@ -3,6 +3,8 @@ package run
 import (
 	"context"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -94,6 +96,47 @@ func TestGuardsOfALead(t *testing.T) {
 			}
 			w.events(rec.RunID)
 		})
+	}
+}
+
+// EXEC-10: what a sub-agent has written into the common workspace is not replaced by a
+// lead that has not read it.
+func TestLeadReadsBeforeItWrites(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	ws, err := tool.NewWorkspace(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = ws.Close() })
+	w := newWorld(t, func(contract.TaskRequest) *contract.TaskRecord {
+		if err := os.WriteFile(filepath.Join(dir, "report"), []byte("of the sub-agent"), 0o600); err != nil {
+			t.Error(err)
+		}
+		return completed("it is in report")
+	})
+	write := model.ToolCall{ID: "w", Name: "write_file", Args: `{"path":"report","content":"of the lead"}`}
+	m := &scripted{answer: func(_ context.Context, turn int, _ model.Request) (model.Response, error) {
+		switch turn {
+		case 0:
+			return call("", taskCall("t", "Oslo"))
+		case 1:
+			return call("", write)
+		case 2:
+			return call("", model.ToolCall{ID: "r", Name: "read_file", Args: `{"path":"report"}`})
+		case 3:
+			if b, err := os.ReadFile(filepath.Join(dir, "report")); err != nil || string(b) != "of the sub-agent" {
+				t.Errorf("%v: the lead replaced what it had not read by %q", err, b)
+			}
+			return call("", write)
+		}
+		return call("done")
+	}}
+	l := w.lead("lead-a", m, withTools(tool.Tools(ws, tool.Options{})...))
+	rec := l.wait(l.start(runapi.RunInput{}).RunID)
+	b, err := os.ReadFile(filepath.Join(dir, "report"))
+	if err != nil || string(b) != "of the lead" || rec.Status != contract.RunCompleted {
+		t.Errorf("%v: the run is %s and the file %q; want it replaced once it was read", err, rec.Status, b)
 	}
 }
 

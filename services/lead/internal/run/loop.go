@@ -227,7 +227,8 @@ func (d *drive) setUp() (agent.Config, []model.Message, func(), error) {
 		release()
 		return agent.Config{}, nil, func() {}, err
 	}
-	pieces, err := agent.Chain(append(d.guards.Pieces(), compaction...)...)
+	// Its sub-agents write into the same workspace.
+	pieces, err := agent.Chain(append(append(d.guards.Pieces(), guard.ReadBeforeWrite()), compaction...)...)
 	if err != nil {
 		release()
 		return agent.Config{}, nil, func() {}, err

@@ -1,0 +1,166 @@
+package postgres
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/herdgate/herdgate/internal/pgtest"
+	"github.com/herdgate/herdgate/pkg/contract"
+	"github.com/herdgate/herdgate/services/eventsink"
+	"github.com/herdgate/herdgate/services/eventsink/sinktest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func TestConformance(t *testing.T) {
+	t.Parallel()
+	srv := pgtest.Start(t)
+	for name, shared := range map[string]bool{"Alone": false, "Shared": true} {
+		t.Run(name, func(t *testing.T) {
+			sinktest.Run(t, func(t *testing.T) sinktest.Backend {
+				dsn := srv.Database()
+				return sinktest.Backend{Open: func(t *testing.T) eventsink.Store { return openStore(t, dsn, shared) }}
+			})
+		})
+	}
+}
+
+func openStore(t *testing.T, dsn string, shared bool) *Store {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	s, err := Open(ctx, dsn, shared, func() { t.Error("the store is held by another one") })
+	if err != nil {
+		t.Fatalf("Open = %v", err)
+	}
+	t.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			t.Errorf("Close = %v", err)
+		}
+	})
+	return s
+}
+
+// A sink that stands by begins when the other one has closed, and one that does
+// not know yet that its time is over can write no more.
+func TestTakeOver(t *testing.T) {
+	t.Parallel()
+	dsn := pgtest.Start(t).Database()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	first := openStore(t, dsn, false)
+	if _, err := first.Append(ctx, []contract.EventRecord{sinktest.Record(1)}, 1); err != nil {
+		t.Fatal(err)
+	}
+	waiting, opened := make(chan struct{}), make(chan *Store, 1)
+	go func() {
+		s, err := Open(ctx, dsn, false, func() { close(waiting) })
+		if err != nil {
+			t.Errorf("Open of the second = %v", err)
+		}
+		opened <- s
+	}()
+	<-waiting
+	select {
+	case <-opened:
+		t.Fatal("two stores are open at once")
+	default:
+	}
+	// The first one's lock goes with its connection, and it does not notice.
+	if err := first.held.Close(ctx); err != nil {
+		t.Fatal(err)
+	}
+	second := <-opened
+	if second == nil {
+		return
+	}
+	defer second.Close()
+	if err := first.Check(ctx); !errors.Is(err, eventsink.ErrLost) {
+		t.Errorf("Check of the first = %v, want ErrLost", err)
+	}
+	if _, err := first.Append(ctx, []contract.EventRecord{sinktest.Record(2)}, 2); !errors.Is(err, eventsink.ErrLost) {
+		t.Errorf("Append of the first = %v, want ErrLost", err)
+	}
+	if err := first.Advance(ctx, 1, 2); !errors.Is(err, eventsink.ErrLost) {
+		t.Errorf("Advance of the first = %v, want ErrLost", err)
+	}
+	if n, err := second.Append(ctx, []contract.EventRecord{sinktest.Record(1), sinktest.Record(3)}, 3); err != nil || n != 1 {
+		t.Errorf("Append of the second = %d, %v, want 1 that is new", n, err)
+	}
+	got, _, err := second.List(ctx, eventsink.Query{Limit: 10})
+	if err != nil || len(got) != 2 {
+		t.Errorf("%d records, %v, want 1 and 3", len(got), err)
+	}
+}
+
+// EVT-18: what lies beyond the cursor is not shown, so that a batch with lower
+// sequences that commits later overtakes nobody.
+func TestNothingBeyondTheCursor(t *testing.T) {
+	t.Parallel()
+	dsn := pgtest.Start(t).Database()
+	one, two := openStore(t, dsn, true), openStore(t, dsn, true)
+	ctx := t.Context()
+	if _, err := two.Append(ctx, []contract.EventRecord{sinktest.Record(3), sinktest.Record(4)}, 0); err != nil {
+		t.Fatal(err)
+	}
+	if got, more, err := one.List(ctx, eventsink.Query{Limit: 1}); err != nil || more || len(got) != 0 {
+		t.Fatalf("List = %d records, more %v, %v; want none before 1 and 2 are there", len(got), more, err)
+	}
+	if _, err := one.Append(ctx, []contract.EventRecord{sinktest.Record(1), sinktest.Record(2)}, 0); err != nil {
+		t.Fatal(err)
+	}
+	if err := one.Advance(ctx, 0, 4); err != nil {
+		t.Fatal(err)
+	}
+	got, more, err := two.List(ctx, eventsink.Query{Limit: 10})
+	if err != nil || more || len(got) != 4 {
+		t.Fatalf("List = %d records, more %v, %v; want 4", len(got), more, err)
+	}
+	for i, r := range got {
+		if r.Seq != uint64(i+1) {
+			t.Errorf("record %d has sequence %d", i, r.Seq)
+		}
+	}
+}
+
+// Trouble that a person can mend is told so, and no password with it.
+func TestExplains(t *testing.T) {
+	t.Parallel()
+	srv := pgtest.Start(t)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	db := srv.Database()
+	srv.SQL("postgres", "CREATE ROLE reader LOGIN PASSWORD 'hush'; CREATE ROLE nobody NOLOGIN PASSWORD 'hush'")
+	for name, c := range map[string]struct{ dsn, want string }{
+		"no address":  {"", "want the address of a PostgreSQL database"},
+		"rubbish":     {"postgres://u:hush@h:port/d", "eventsink.dsn"},
+		"no database": {srv.DSN("missing", "postgres"), "the database does not exist"},
+		"no login":    {srv.DSN("postgres", "nobody"), "refuses the user"},
+		"no rights":   {srv.DSN(strings.TrimPrefix(strings.SplitN(db, "?", 2)[0], "postgres:///"), "reader") + "&password=hush", "lacks rights"},
+		"no server":   {"postgres://u:hush@127.0.0.1:1/d?connect_timeout=5", "connect"},
+	} {
+		s, err := Open(ctx, c.dsn, false, nil)
+		if err == nil {
+			_ = s.Close()
+			t.Errorf("%s: Open succeeded", name)
+			continue
+		}
+		if !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), "hush") {
+			t.Errorf("%s: %v; want %q and no password", name, err, c.want)
+		}
+	}
+	s := openStore(t, db, false)
+	srv.SQL(strings.TrimPrefix(strings.SplitN(db, "?", 2)[0], "postgres:///"), "ALTER DATABASE db1 SET default_transaction_read_only = on")
+	s.pool.Reset()
+	if err := s.Check(ctx); err == nil || !strings.Contains(err.Error(), "primary") {
+		t.Errorf("Check of a read-only database = %v", err)
+	}
+	if _, err := s.Append(ctx, []contract.EventRecord{sinktest.Record(1)}, 1); err == nil || errors.Is(err, eventsink.ErrRejected) {
+		t.Errorf("Append to a read-only database = %v, want trouble that may pass", err)
+	}
+}

@@ -1,0 +1,169 @@
+package eventsink_test
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/herdgate/herdgate/internal/eventapi"
+	"github.com/herdgate/herdgate/internal/natstest"
+	"github.com/herdgate/herdgate/internal/pgtest"
+	"github.com/herdgate/herdgate/services/eventsink"
+	"github.com/herdgate/herdgate/services/eventsink/postgres"
+)
+
+// follow pages by sequence until it has seen everything up to last, and fails the
+// test if a sequence is left out or comes twice.
+func follow(ctx context.Context, t *testing.T, list func(eventapi.ListRequest) (eventapi.ListResponse, error), last uint64) {
+	t.Helper()
+	var seen uint64
+	for seen < last {
+		resp, err := list(eventapi.ListRequest{AfterSeq: seen, Limit: 37, BarrierSeq: seen + 1, WaitMS: 500})
+		if ctx.Err() != nil {
+			t.Errorf("the reader has seen events up to %d of %d: %v", seen, last, err)
+			return
+		}
+		if err != nil {
+			continue // the database is down for a while
+		}
+		for _, e := range resp.Events {
+			if e.Seq != seen+1 {
+				t.Errorf("event %d came after %d: a reader who pages by sequence has lost what is between", e.Seq, seen)
+				return
+			}
+			seen = e.Seq
+		}
+	}
+}
+
+// EVT-18: several sinks store at the same time, and a reader who pages by sequence
+// beside them sees every event once and in order: while one of them stops, another
+// is cut off with events in its hands, and the database crashes.
+func TestShared(t *testing.T) {
+	t.Parallel()
+	srv, conn := natstest.New(t)
+	shortAckWait(t, conn)
+	db := pgtest.Start(t)
+	open := postgres.Opener(db.Database(), true)
+	// Small, so that the events are spread and nothing waits for long.
+	o := options{cfg: eventsink.Config{Shared: true, BatchSize: 20, FlushInterval: 5 * time.Millisecond}, open: open}
+	cut := srv.Conn("second")
+	sinks := []*sink{start(t, srv.Conn("first"), o), start(t, cut, o), start(t, srv.Conn("third"), o)}
+	for _, s := range sinks {
+		s.waitReady("")
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), within)
+	defer cancel()
+	const phase, phases = 400, 4
+	read := make(chan struct{})
+	go func() {
+		defer close(read)
+		follow(ctx, t, func(r eventapi.ListRequest) (eventapi.ListResponse, error) { return eventapi.List(ctx, conn, r) }, phase*phases)
+	}()
+	n := 0
+	publishAll := func() {
+		for range phase {
+			n++
+			publish(t, conn, newTask(n%20).step(n))
+		}
+	}
+	publishAll()
+	natstest.Eventually(t, within, func() (bool, string) {
+		total := 0.0
+		for _, s := range sinks {
+			total += s.metric("events_stored_total")
+		}
+		return total >= phase, "the first events are not stored"
+	})
+	for i, s := range sinks {
+		if s.metric("events_stored_total") == 0 {
+			t.Errorf("sink %d has stored nothing: the work is not shared", i+1)
+		}
+	}
+	cut.NC.Close()
+	publishAll()
+	sinks[0].stop()
+	publishAll()
+	db.Stop("immediate")
+	sinks[2].waitReady("event store")
+	publishAll()
+	db.Up()
+	<-read
+	sinks[2].waitReady("")
+	all := stored(t, conn, phase*phases)
+	seen := map[string]bool{}
+	for _, e := range all {
+		if seen[e.EventID] {
+			t.Errorf("event %s is stored twice", e.EventID)
+		}
+		seen[e.EventID] = true
+	}
+	if len(seen) != phase*phases {
+		t.Errorf("%d events are stored, want %d", len(seen), phase*phases)
+	}
+}
+
+// A database that lacks what the consumer takes for stored, because it is new or
+// was restored from a backup, gets it from the stream again, also while a sink
+// that saw the younger one goes on.
+func TestSharedRestoredDatabase(t *testing.T) {
+	t.Parallel()
+	_, conn := natstest.New(t)
+	db := pgtest.Start(t)
+	dsn := db.Database()
+	o := options{cfg: eventsink.Config{Shared: true, FlushInterval: time.Millisecond}, open: postgres.Opener(dsn, true)}
+	s := start(t, conn, o)
+	k := newTask(1)
+	for i := range 30 {
+		publish(t, conn, k.step(i+1))
+	}
+	stored(t, conn, 30)
+	db.SQL("db1", "DELETE FROM events WHERE seq > 10; UPDATE sink SET cursor = 10")
+	publish(t, conn, k.step(31))
+	natstest.Eventually(t, within, func() (bool, string) {
+		got := db.SQL("db1", "SELECT count(*), max(cursor) FROM events, sink")
+		return got == "31|31", "count and cursor are " + got + ", want 31|31"
+	})
+	s.stop()
+	db.SQL("db1", "DELETE FROM events; UPDATE sink SET cursor = 0")
+	start(t, conn, o)
+	if got := stored(t, conn, 31); len(got) != 31 {
+		t.Errorf("%d events are stored, want 31", len(got))
+	}
+}
+
+// A batch with one event that the store refuses: the others are stored, that one
+// is with the dead letters, and the cursor goes past it.
+func TestSharedBadRow(t *testing.T) {
+	t.Parallel()
+	_, conn := natstest.New(t)
+	db := pgtest.Start(t)
+	s := start(t, conn, options{cfg: eventsink.Config{Shared: true, FlushInterval: time.Hour, BatchSize: 10}, open: postgres.Opener(db.Database(), true)})
+	s.waitReady("")
+	db.SQL("db1", "ALTER TABLE events ADD CHECK (event_id NOT LIKE '%/step/5')")
+	k := newTask(1)
+	for i := range 10 {
+		publish(t, conn, k.step(i+1))
+	}
+	got := stored(t, conn, 10)
+	if len(got) != 9 {
+		t.Errorf("%d events are stored, want 9: %v", len(got), ids(got))
+	}
+	if n := s.metric("events_dead_total"); n != 1 {
+		t.Errorf("events_dead_total = %v, want 1", n)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), within)
+	defer cancel()
+	dead, err := conn.JS.Stream(ctx, conn.Names.DeadStream())
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := dead.GetLastMsgForSubject(ctx, ">")
+	if err != nil {
+		t.Fatalf("dead letter: %v", err)
+	}
+	if !strings.Contains(string(m.Data), "/step/5") {
+		t.Errorf("the dead letter holds %s, want the refused event", m.Data)
+	}
+}
