@@ -53,6 +53,11 @@ test-e2e: ## run the tests over separate processes only (make test runs them too
 bench: ## measure delegation and the gate beside raw JetStream, in one run
 	go test -run='^$$' -bench=. -benchtime=2s -timeout=10m ./test/...
 
+.PHONY: bench-sink
+bench-sink: ## measure the event sink beside bare inserts and a bare fetch, then with 1,000,000 events (2 minutes)
+	go test -run='^$$' -bench=Sink -benchtime=50000x -timeout=10m ./services/eventsink
+	go test -count=1 -v -timeout=20m -run='^(TestMemoryIsFlat|TestPagesOfALargeStore)$$' ./services/eventsink -sink.events=1000000
+
 # What chaos does follows from its seed: make chaos CHAOS_SEED=1 does the same again.
 CHAOS_SEED ?= 0
 CHAOS := go test -count=1 -v ./test/e2e -chaos.seed=$(CHAOS_SEED)
@@ -118,7 +123,7 @@ check: ## the cheap half of verify: format, module files, a build of each module
 	@bad=$$($(GOFILES) -exec gofmt -l {} +); [ -z "$$bad" ] || { echo "gofmt would change:"; echo "$$bad"; exit 1; }
 	scripts/mod-link.sh --check
 	for m in $(MODULES); do echo "module $${m#$(CURDIR)/}"; (cd "$$m" && go mod tidy -diff && GOPROXY=off go mod tidy -diff && GOWORK=off go build ./...); done
-	for m in examples/*/; do echo "example $$m"; (cd "$$m" && GOWORK=off go build -o /dev/null .); done
+	for m in examples/*/go.mod; do echo "example $$m"; (cd "$$(dirname "$$m")" && GOWORK=off go vet ./... && GOWORK=off go build -o /dev/null .); done
 
 .PHONY: verify
 verify: check ## check, vet, and no difference to what is committed
@@ -137,6 +142,17 @@ tools/asyncapi/node_modules/.installed: tools/asyncapi/package.json tools/asynca
 .PHONY: asyncapi
 asyncapi: tools/asyncapi/node_modules/.installed ## check the AsyncAPI document with the official parser (needs node and npm)
 	node tools/asyncapi/check.mjs pkg/contract/schema/asyncapi.yaml
+
+examples/subscriber-node/node_modules/.installed: examples/subscriber-node/package.json examples/subscriber-node/package-lock.json
+	npm ci --prefix examples/subscriber-node --ignore-scripts --no-audit --no-fund --loglevel=error
+	touch $@
+
+bin/nats: tools/nats/go.mod
+	cd tools/nats && GOWORK=off go build -o "$(CURDIR)/$@" github.com/nats-io/natscli/nats
+
+.PHONY: test-examples
+test-examples: examples/subscriber-node/node_modules/.installed bin/nats ## run all examples against a live system (needs node, npm and python3)
+	PATH="$(CURDIR)/bin:$$PATH" go test -count=1 -v -timeout=10m -run='^Test(Subscriber|SubmitPython)' ./test/e2e -examples
 
 .PHONY: model
 model: ## check the admission protocol with Spin (needs spin and gcc; 2 to 6 minutes)

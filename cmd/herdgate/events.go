@@ -92,6 +92,7 @@ without --task), until that run ends.`,
 	f.BoolVar(&allAttempts, "all-attempts", false, "with --task: also what attempts told that were followed by another one")
 	f.BoolVar(&follow, "follow", false, "go on with events as they come")
 	f.IntVar(&limit, "limit", 0, "stop after so many; 0 prints all")
+	cmd.AddCommand(a.eventsVerifyCommand())
 	return cmd
 }
 

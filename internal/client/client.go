@@ -90,6 +90,9 @@ func New(baseURL, token string, hc *http.Client) (*Client, error) {
 	return &Client{base: u, token: token, http: hc, idle: 45 * time.Second, firstPause: 200 * time.Millisecond, maxPause: 5 * time.Second, outage: 2 * time.Minute}, nil
 }
 
+// BaseURL is the address that the client was made with.
+func (c *Client) BaseURL() string { return c.base.String() }
+
 // StartRun starts a run and returns as soon as it is accepted.
 func (c *Client) StartRun(ctx context.Context, req wire.RunRequest) (wire.RunAccepted, error) {
 	return call[wire.RunAccepted](ctx, c, http.MethodPost, "/v1/runs", nil, req)

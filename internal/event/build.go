@@ -69,7 +69,7 @@ func Started(rec contract.TaskRecord, data contract.TaskStartedData, source stri
 // <task_id>.<attempt>.task_running.<index>.
 func Running(rec contract.TaskRecord, index int, step contract.Step, model string, usage *contract.Usage, source string, at time.Time) envelope.Event {
 	ev := build(contract.EventTaskRunning, contract.TaskRunningData{
-		TaskID: rec.TaskID, MessageIndex: index, Message: boundStep(step), ModelName: boundName(model), Usage: usage,
+		TaskID: rec.TaskID, MessageIndex: index, Message: boundStep(step), ModelName: boundName(model), Usage: cleanUsage(usage),
 	})
 	ev.ID = taskEventID(rec.TaskID, rec.Attempt, contract.EventTaskRunning) + "." + strconv.Itoa(index)
 	return ofTask(ev, rec, source, at)
@@ -85,7 +85,7 @@ func Terminal(rec contract.TaskRecord, source string) (envelope.Event, error) {
 	}
 	data := contract.TaskEndData{
 		TaskID: rec.TaskID, Status: rec.State.Status(), ErrorCode: rec.ErrorCode, StopReason: rec.StopReason,
-		AdmissionFailure: rec.AdmissionFailure, ModelName: boundName(rec.ModelName), Usage: rec.Usage,
+		AdmissionFailure: rec.AdmissionFailure, ModelName: boundName(rec.ModelName), Usage: cleanUsage(rec.Usage),
 	}
 	// Only a completed task has a result, only another one an error.
 	if rec.State == contract.StateCompleted {
@@ -123,7 +123,7 @@ func RunStarted(run contract.RunRecord, source string, at time.Time) envelope.Ev
 // Its id is <run_id>.run_message.<index>.
 func RunMessage(run contract.RunRecord, index int, step contract.Step, model string, usage *contract.Usage, source string, at time.Time) envelope.Event {
 	ev := build(contract.EventRunMessage, contract.RunMessageData{
-		RunID: run.RunID, MessageIndex: index, Message: boundStep(step), ModelName: boundName(model), Usage: usage,
+		RunID: run.RunID, MessageIndex: index, Message: boundStep(step), ModelName: boundName(model), Usage: cleanUsage(usage),
 	})
 	ev.ID = string(run.RunID) + "." + string(contract.EventRunMessage) + "." + strconv.Itoa(index)
 	return ofRun(ev, run, source, at)
@@ -138,7 +138,7 @@ func RunEnd(run contract.RunRecord, source string) (envelope.Event, error) {
 	}
 	data := contract.RunEndData{
 		RunID: run.RunID, Status: run.Status, ErrorCode: run.ErrorCode, StopReason: run.StopReason,
-		ModelName: boundName(run.Model), Usage: run.Usage, DurationMS: millis(run.FinishedAt.Sub(run.CreatedAt)),
+		ModelName: boundName(run.Model), Usage: cleanUsage(run.Usage), DurationMS: millis(run.FinishedAt.Sub(run.CreatedAt)),
 	}
 	data.Output, data.OutputTruncated = Truncate(Sanitize(run.Output), MaxRunOutputChars)
 	data.Error, data.ErrorTruncated = Truncate(Sanitize(run.Error), contract.MaxStepChars)

@@ -3,6 +3,7 @@ package event
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -45,8 +46,10 @@ func Sanitize(text string) string {
 }
 
 // SanitizeJSON is [Sanitize] for every string and key inside of a JSON value,
-// which must be valid apart from that. It reports whether it changed anything;
-// an honest backslash before "u0000" is text and stays.
+// which must be valid apart from that. A number that is too large for the numbers
+// that readers and databases have becomes a text with its digits, because one such
+// number makes a whole event unreadable for many. It reports whether it changed
+// anything; an honest backslash before "u0000" is text and stays.
 func SanitizeJSON(raw json.RawMessage) (json.RawMessage, bool) {
 	if !unclean(raw) {
 		return raw, false
@@ -63,8 +66,20 @@ func unclean(raw []byte) bool {
 	if !utf8.Valid(raw) {
 		return true
 	}
+	inText := false
 	for i := 0; i < len(raw); i++ {
-		if raw[i] != '\\' {
+		switch c := raw[i]; {
+		case c == '"':
+			inText = !inText
+			continue
+		case !inText && c >= '0' && c <= '9':
+			n := numberEnd(raw[i:])
+			if tooLarge(string(raw[i : i+n])) {
+				return true
+			}
+			i += n - 1
+			continue
+		case c != '\\':
 			continue
 		}
 		i++ // the escaped character; "\\" must not make the next one special
@@ -92,6 +107,24 @@ func unclean(raw []byte) bool {
 	return false
 }
 
+// numberEnd is how long the number at the beginning of b is.
+func numberEnd(b []byte) int {
+	n := bytes.IndexFunc(b, func(r rune) bool { return !strings.ContainsRune("0123456789.eE+-", r) })
+	if n < 0 {
+		return len(b)
+	}
+	return n
+}
+
+// tooLarge reports whether a number is beyond what 64-bit floating point holds.
+func tooLarge(number string) bool {
+	if len(number) <= 300 && !strings.ContainsAny(number, "eE") {
+		return false // the quick way for nearly all
+	}
+	_, err := strconv.ParseFloat(number, 64)
+	return errors.Is(err, strconv.ErrRange)
+}
+
 // hex4 reads four hexadecimal digits, or returns -1.
 func hex4(b []byte) int64 {
 	if len(b) < 4 {
@@ -104,10 +137,14 @@ func hex4(b []byte) int64 {
 	return int64(n)
 }
 
-// clean applies Sanitize to every string and key of a decoded value, in place
-// where it can.
+// clean applies Sanitize to every string and key of a decoded value, and makes texts
+// of numbers that are too large, in place where it can.
 func clean(v any) any {
 	switch v := v.(type) {
+	case json.Number:
+		if tooLarge(v.String()) {
+			return v.String()
+		}
 	case string:
 		return Sanitize(v)
 	case []any:

@@ -73,13 +73,16 @@ func TestSanitizeJSON(t *testing.T) {
 		{`["\udc00\ud800"]`, `["` + "\ufffd\ufffd" + `"]`},
 		{`["\ud800\u0041"]`, `["` + "\ufffd" + `A"]`},
 		{"[\"\xff\"]", `["` + "\ufffd" + `"]`},
+		// A number that no reader can hold would make the whole event unreadable.
+		{`{"n":1e400,"a":"<&>"}`, `{"a":"<&>","n":"1e400"}`},
+		{`[-1E+999,{"a":[` + strings.Repeat("9", 4000) + `]}]`, `["-1E+999",{"a":["` + strings.Repeat("9", 4000) + `"]}]`},
 	} {
 		got, changed := SanitizeJSON(json.RawMessage(c.in))
 		if string(got) != c.want || !changed {
 			t.Errorf("SanitizeJSON(%s) = %s, %v, want %s, true", c.in, got, changed, c.want)
 		}
 	}
-	for _, in := range []string{`{"a":"\\u0000"}`, `["\\\\u0000"]`, `["\ud83d\ude00"]`, `{"n":1e400,"a":"<&>"}`, `null`} {
+	for _, in := range []string{`{"a":"\\u0000"}`, `["\\\\u0000"]`, `["\ud83d\ude00"]`, `{"n":1e300,"a":"<&>"}`, `[0.` + strings.Repeat("1", 4000) + `,1e-999,-0]`, `["1e400","\"",-1e308]`, `null`} {
 		got, changed := SanitizeJSON(json.RawMessage(in))
 		if string(got) != in || changed {
 			t.Errorf("SanitizeJSON(%s) = %s, %v, want it untouched", in, got, changed)

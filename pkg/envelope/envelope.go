@@ -43,6 +43,9 @@ const (
 // ErrInvalid is returned when an event breaks the contract.
 var ErrInvalid = errors.New("invalid event")
 
+// ErrTooLarge is the [ErrInvalid] of an event with more than [MaxBytes].
+var ErrTooLarge = fmt.Errorf("%w: too large", ErrInvalid)
+
 // Event is one event. Data holds the JSON of the type's data.
 type Event struct {
 	ID          string
@@ -159,7 +162,7 @@ func Encode(e Event) ([]byte, error) {
 		return nil, fmt.Errorf("%w: %w", ErrInvalid, err)
 	}
 	if len(b) > MaxBytes {
-		return nil, fmt.Errorf("%w: %s has %d bytes; want at most %d", ErrInvalid, e.Type, len(b), MaxBytes)
+		return nil, fmt.Errorf("%w: %s has %d bytes; want at most %d", ErrTooLarge, e.Type, len(b), MaxBytes)
 	}
 	return b, nil
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/herdgate/herdgate/internal/bus"
 	"github.com/herdgate/herdgate/internal/event"
+	"github.com/herdgate/herdgate/internal/eventwrite"
 	"github.com/herdgate/herdgate/internal/natstest"
 	"github.com/herdgate/herdgate/pkg/contract"
 	"github.com/herdgate/herdgate/services/admission/gate"
@@ -54,7 +55,7 @@ func (w *world) ended(id string) (end func(), told bus.Write) {
 	if err != nil {
 		w.Fatal(err)
 	}
-	if told, err = eventWrite(w.bus.Names, ev); err != nil {
+	if told, err = eventwrite.Of(w.bus, ev); err != nil {
 		w.Fatal(err)
 	}
 	told.Expect = bus.Seq(0)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/herdgate/herdgate/internal/bus"
 	"github.com/herdgate/herdgate/internal/event"
+	"github.com/herdgate/herdgate/internal/eventwrite"
 	"github.com/herdgate/herdgate/internal/fault"
 	"github.com/herdgate/herdgate/internal/telemetry"
 	"github.com/herdgate/herdgate/pkg/contract"
@@ -191,7 +192,7 @@ func (r *reign) sendAdmitted(ctx context.Context, g *granting) error {
 		}
 	}
 	if tells {
-		w, err := eventWrite(r.s.bus.Names, event.Queued(b.req, b.parent, b.state, 0, r.s.source(), b.queued))
+		w, err := eventwrite.Of(r.s.bus, event.Queued(b.req, b.parent, b.state, 0, r.s.source(), b.queued))
 		if err != nil {
 			return err
 		}
@@ -202,7 +203,7 @@ func (r *reign) sendAdmitted(ctx context.Context, g *granting) error {
 		}
 		g.queued = &queued
 	}
-	w, err := eventWrite(r.s.bus.Names, event.Admitted(a.Record, r.s.source(), r.s.now()))
+	w, err := eventwrite.Of(r.s.bus, event.Admitted(a.Record, r.s.source(), r.s.now()))
 	if err != nil {
 		return err
 	}
@@ -227,7 +228,7 @@ func (r *reign) sendGrantMessage(ctx context.Context, g *granting) error {
 		LastEventSeq: admitted.Seq, LeaseTTLMS: r.s.cfg.LeaseTTL.Milliseconds(), Record: a.Record, Request: g.body.req,
 	})
 	if err != nil {
-		return fmt.Errorf("grant: %w: %w", errEncode, err)
+		return fmt.Errorf("grant: %w: %w", eventwrite.ErrImpossible, err)
 	}
 	h := nats.Header{}
 	telemetry.Inject(g.ctx, h)

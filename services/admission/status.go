@@ -11,6 +11,7 @@ import (
 	"github.com/nats-io/nats.go/micro"
 
 	"github.com/herdgate/herdgate/internal/admissionapi"
+	"github.com/herdgate/herdgate/internal/endpoint"
 )
 
 // serveStatus answers on the status endpoint while this process leads: the
@@ -18,6 +19,10 @@ import (
 // frozen and replaced still has its subscription, and every question that went to
 // it alone would get no answer.
 func (r *reign) serveStatus(ctx context.Context) error {
+	described, err := endpoint.Describe("admission.status", "Leader, slots in use, queue; with task_id the place of a waiting task.")
+	if err != nil {
+		return err
+	}
 	svc, err := micro.AddService(r.s.bus.NC, micro.Config{
 		Name: "herdgate-admission", Version: "1.0.0", Description: "state of the admission gate",
 	})
@@ -27,7 +32,7 @@ func (r *reign) serveStatus(ctx context.Context) error {
 	defer svc.Stop() //nolint:errcheck // the connection goes with it
 	err = svc.AddEndpoint("status", micro.HandlerFunc(func(req micro.Request) { r.answer(ctx, req) }),
 		micro.WithEndpointSubject(admissionapi.Subject(r.s.bus.Names)), micro.WithEndpointQueueGroupDisabled(),
-		micro.WithEndpointMetadata(map[string]string{"description": "leader, slots in use, queue; with task_id the place of a waiting task"}))
+		described)
 	if err != nil {
 		return err
 	}

@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"strings"
 	"time"
 
@@ -14,8 +13,8 @@ import (
 
 	"github.com/herdgate/herdgate/internal/bus"
 	"github.com/herdgate/herdgate/internal/event"
+	"github.com/herdgate/herdgate/internal/eventwrite"
 	"github.com/herdgate/herdgate/pkg/contract"
-	"github.com/herdgate/herdgate/pkg/envelope"
 	"github.com/herdgate/herdgate/services/admission/gate"
 )
 
@@ -155,7 +154,7 @@ func (r *reign) sendGrant(ctx context.Context, a gate.SendGrant) {
 		if err != nil {
 			return err
 		}
-		if err = r.grant(ctx, a, b); errors.Is(err, bus.ErrTooLarge) || errors.Is(err, errEncode) {
+		if err = r.grant(ctx, a, b); errors.Is(err, bus.ErrTooLarge) || errors.Is(err, eventwrite.ErrImpossible) {
 			impossible, err = err, nil
 		}
 		return err
@@ -172,9 +171,6 @@ func (r *reign) sendGrant(ctx context.Context, a gate.SendGrant) {
 		r.granted(ctx, a, start)
 	}
 }
-
-// errEncode: a message of ours cannot be written, now or later.
-var errEncode = errors.New("cannot be encoded")
 
 func (r *reign) grant(ctx context.Context, a gate.SendGrant, b body) error {
 	g := &granting{a: a, body: b, span: noSpan}
@@ -202,7 +198,7 @@ func (r *reign) tellQueued(ctx context.Context, seq uint64, position int) error 
 	}
 	stored := false
 	defer func() { end(stored) }()
-	w, err := eventWrite(r.s.bus.Names, event.Queued(b.req, b.parent, b.state, position, r.s.source(), b.queued))
+	w, err := eventwrite.Of(r.s.bus, event.Queued(b.req, b.parent, b.state, position, r.s.source(), b.queued))
 	if err != nil {
 		return err
 	}
@@ -252,7 +248,7 @@ func (r *reign) storeTerminalEvent(ctx context.Context, a gate.StoreTerminalEven
 			return "", err
 		}
 	}
-	w, err := eventWrite(r.s.bus.Names, ev)
+	w, err := eventwrite.Of(r.s.bus, ev)
 	if err != nil {
 		return "", r.bury(ctx, last, err)
 	}
@@ -351,15 +347,4 @@ func (r *reign) bury(ctx context.Context, m bus.Message, reason error) error {
 		return r.s.bus.DeleteMsg(ctx, stream, m.Seq)
 	}
 	return nil
-}
-
-// eventWrite is the write of an event.
-func eventWrite(names contract.Names, ev envelope.Event) (bus.Write, error) {
-	data, err := envelope.Encode(ev)
-	if err != nil {
-		return bus.Write{}, fmt.Errorf("event %s: %w: %w", ev.ID, errEncode, err)
-	}
-	w := bus.Write{Subject: ev.NATSSubject(names), Data: data, Header: nats.Header(ev.Headers())}
-	w.MsgID = ev.ID
-	return w, nil
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strings"
 	"sync"
@@ -12,6 +13,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/herdgate/herdgate/internal/bus"
+	"github.com/herdgate/herdgate/internal/endpoint"
 	"github.com/herdgate/herdgate/internal/eventapi"
 )
 
@@ -58,7 +60,16 @@ func (a *api) start(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("announce events.list: %w", err)
 	}
-	if err := svc.AddEndpoint("list", micro.HandlerFunc(func(r micro.Request) { a.handle(ctx, r) }), micro.WithEndpointSubject(eventapi.Subject(a.bus.Names))); err != nil {
+	subject := eventapi.Subject(a.bus.Names)
+	handle := micro.HandlerFunc(func(r micro.Request) { a.handle(ctx, r) })
+	described, err := endpoint.Describe("events.list", "A page of stored events in ascending seq, by thread, run, task and type.")
+	if err == nil {
+		err = errors.Join(
+			svc.AddEndpoint("list", handle, micro.WithEndpointSubject(subject), described),
+			svc.AddEndpoint("list-tenant", handle, micro.WithEndpointSubject(endpoint.Bound(subject, endpoint.AnyTenant)), described),
+		)
+	}
+	if err != nil {
 		_ = svc.Stop() // the first error is the one that counts
 		return fmt.Errorf("announce events.list: %w", err)
 	}
@@ -102,6 +113,9 @@ func (a *api) handle(ctx context.Context, req micro.Request) {
 
 func (a *api) answer(ctx context.Context, req micro.Request) {
 	r, err := eventapi.DecodeRequest(req.Data())
+	if err == nil {
+		r.Tenant, err = endpoint.TenantOf(eventapi.Subject(a.bus.Names), req.Subject(), r.Tenant)
+	}
 	if err != nil {
 		a.refuse(req, eventapi.CodeInvalid, err.Error())
 		return

@@ -248,7 +248,11 @@ func TestDiscovery(t *testing.T) {
 	if err := json.Unmarshal(msg.Data, &info); err != nil {
 		t.Fatal(err)
 	}
-	if len(info.Endpoints) != 1 || info.Endpoints[0].Subject != "hg.v1.svc.events.list" {
-		t.Errorf("endpoints = %+v, want hg.v1.svc.events.list", info.Endpoints)
+	var subjects []string
+	for _, e := range info.Endpoints {
+		subjects = append(subjects, e.Subject)
+	}
+	if want := []string{"hg.v1.svc.events.list", "hg.v1.svc.events.list.*"}; !slices.Equal(subjects, want) {
+		t.Errorf("endpoints = %q, want %q", subjects, want)
 	}
 }

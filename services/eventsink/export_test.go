@@ -21,3 +21,10 @@ func RecordOf(t testing.TB, ev envelope.Event, seq uint64) contract.EventRecord 
 	}
 	return it.record
 }
+
+// Read reads an event as the sink does and fails the test if it is not one to store.
+func Read(t testing.TB, subject string, data []byte, seq uint64) {
+	if it := read(contract.MustNames(contract.DefaultPrefix), subject, data, seq); it.verdict != store {
+		t.Fatalf("event is not stored: %s", it.reason)
+	}
+}

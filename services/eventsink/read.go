@@ -30,7 +30,9 @@ type item struct {
 	msg         jetstream.Msg
 	subject     string
 	seq         uint64
+	delivery    uint64 // the server's number of this delivery
 	deliveries  uint64
+	broken      error // the delivery cannot be understood
 	verdict     verdict
 	reason      string // why it is dead or skipped
 	record      contract.EventRecord

@@ -90,14 +90,15 @@ func (s *Service) session(ctx, work, serve context.Context, st Store, api *api) 
 	}
 
 	failed := make(chan error, 1)
-	msgs := make(chan jetstream.Msg, ss.batchSize)
+	items := make(chan item, ss.batchSize)
+	// Messages are read here while the batch before them is written.
 	reading, err := consumer.Consume(func(m jetstream.Msg) {
 		if ss.held.Acquire(alive, weight(m)) != nil {
 			ss.giveBack(m) // the session is over
 			return
 		}
 		select {
-		case msgs <- m:
+		case items <- ss.prepare(m):
 		case <-alive.Done():
 			ss.giveBack(m)
 		}
@@ -128,15 +129,15 @@ func (s *Service) session(ctx, work, serve context.Context, st Store, api *api) 
 		}
 		for {
 			select {
-			case m := <-msgs:
-				ss.giveBack(m)
+			case it := <-items:
+				ss.giveBack(it.msg)
 			default:
 				return
 			}
 		}
 	}()
 	s.setReady(nil)
-	return true, ss.collect(alive, work, msgs, failed)
+	return true, ss.collect(alive, work, items, failed)
 }
 
 // begin makes sure that database, stream and consumer belong together, and sets
@@ -192,7 +193,7 @@ func (ss *session) begin(ctx context.Context) (jetstream.Consumer, error) {
 
 // collect gathers batches and writes them until alive is done, because the sink
 // stops or the connection was lost.
-func (ss *session) collect(alive, work context.Context, msgs <-chan jetstream.Msg, failed <-chan error) error {
+func (ss *session) collect(alive, work context.Context, items <-chan item, failed <-chan error) error {
 	due := time.NewTimer(time.Hour)
 	due.Stop()
 	defer due.Stop()
@@ -209,9 +210,9 @@ func (ss *session) collect(alive, work context.Context, msgs <-chan jetstream.Ms
 			if err := ss.flush(work); err != nil {
 				return err
 			}
-		case m := <-msgs:
+		case it := <-items:
 			first := len(ss.batch) == 0
-			urgent, err := ss.take(m)
+			urgent, err := ss.take(it)
 			if err != nil {
 				return err
 			}
@@ -219,8 +220,8 @@ func (ss *session) collect(alive, work context.Context, msgs <-chan jetstream.Ms
 			// does not cost a transaction each.
 			for waiting := true; waiting && !ss.full(); {
 				select {
-				case m := <-msgs:
-					u, err := ss.take(m)
+				case it := <-items:
+					u, err := ss.take(it)
 					if err != nil {
 						return err
 					}
@@ -244,43 +245,45 @@ func (ss *session) collect(alive, work context.Context, msgs <-chan jetstream.Ms
 
 func (ss *session) full() bool { return len(ss.batch) >= ss.batchSize || ss.bytes >= maxBatchBytes }
 
-// take reads a message into the batch and reports whether it must be stored at
-// once.
-func (ss *session) take(m jetstream.Msg) (bool, error) {
+// prepare reads a message. What is wrong with the delivery is for take to tell.
+func (ss *session) prepare(m jetstream.Msg) item {
 	meta, err := m.Metadata()
 	if err != nil {
-		return false, fmt.Errorf("message without delivery data: %w", err)
+		return item{msg: m, broken: fmt.Errorf("message without delivery data: %w", err)}
 	}
-	if ss.cfg.Shared {
-		it := ss.judge(m, meta.Sequence.Stream, read)
-		it.msg, it.deliveries = m, meta.NumDelivered
-		if meta.NumDelivered > 1 {
+	it := ss.judge(m, meta.Sequence.Stream, read)
+	it.msg, it.delivery, it.deliveries = m, meta.Sequence.Consumer, meta.NumDelivered
+	return it
+}
+
+// take puts what was read into the batch and reports whether it must be stored at
+// once.
+func (ss *session) take(it item) (bool, error) {
+	switch {
+	case it.broken != nil:
+		return false, it.broken
+	case ss.cfg.Shared:
+		if it.deliveries > 1 {
 			ss.metrics.redelivered.Inc() // the store knows whether it has it already
 		}
-		ss.batch = append(ss.batch, it)
-		ss.bytes += int(weight(m))
-		return it.terminal, nil
-	}
-	if meta.Sequence.Consumer != ss.next {
-		return false, fmt.Errorf("%w (delivery %d came, %d was next)", errGap, meta.Sequence.Consumer, ss.next)
-	}
-	ss.next++
-	seq := meta.Sequence.Stream
-	if seq <= ss.received {
-		// The server got tired of waiting for the acknowledgement. What is in the
-		// batch will be acknowledged with it, what is committed was.
-		ss.metrics.redelivered.Inc()
-		if seq <= ss.committed {
-			ss.settle(m.Ack())
+	case it.delivery != ss.next:
+		return false, fmt.Errorf("%w (delivery %d came, %d was next)", errGap, it.delivery, ss.next)
+	default:
+		ss.next++
+		if it.seq <= ss.received {
+			// The server got tired of waiting for the acknowledgement. What is in the
+			// batch will be acknowledged with it, what is committed was.
+			ss.metrics.redelivered.Inc()
+			if it.seq <= ss.committed {
+				ss.settle(it.msg.Ack())
+			}
+			ss.held.Release(weight(it.msg))
+			return false, nil
 		}
-		ss.held.Release(weight(m))
-		return false, nil
+		ss.received = it.seq
 	}
-	ss.received = seq
-	it := ss.judge(m, seq, read)
-	it.msg, it.deliveries = m, meta.NumDelivered
 	ss.batch = append(ss.batch, it)
-	ss.bytes += int(weight(m))
+	ss.bytes += int(weight(it.msg))
 	return it.terminal, nil
 }
 

@@ -8,7 +8,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/rs/zerolog"
 	"go.opentelemetry.io/otel/attribute"
@@ -17,6 +16,7 @@ import (
 
 	"github.com/herdgate/herdgate/internal/bus"
 	"github.com/herdgate/herdgate/internal/event"
+	"github.com/herdgate/herdgate/internal/eventwrite"
 	"github.com/herdgate/herdgate/internal/fault"
 	"github.com/herdgate/herdgate/internal/mutant"
 	"github.com/herdgate/herdgate/internal/outcome"
@@ -480,7 +480,7 @@ func (a *attempt) told(ctx context.Context, rec contract.TaskRecord) {
 		a.log.Error().Err(err).Msg("a terminal event could not be made; the gate will try")
 		return
 	}
-	w, err := a.eventWrite(ev)
+	w, err := eventwrite.Of(a.s.bus, ev)
 	if err != nil {
 		a.log.Error().Err(err).Msg("a terminal event cannot be encoded")
 		return
@@ -565,7 +565,7 @@ func (a *attempt) handBack(ctx context.Context, used outcome.End) {
 // publish stores one event of this attempt, chained to the task's last one, so
 // that a stale attempt's next event is refused by the server (protocol W18).
 func (a *attempt) publish(ctx context.Context, ev envelope.Event) error {
-	w, err := a.eventWrite(ev)
+	w, err := eventwrite.Of(a.s.bus, ev)
 	if err != nil {
 		return err
 	}
@@ -637,14 +637,6 @@ func (a *attempt) chainOn(ctx context.Context, id, subject string) (bool, error)
 	}
 	a.last = last.Seq
 	return false, nil
-}
-
-func (a *attempt) eventWrite(ev envelope.Event) (bus.Write, error) {
-	data, err := envelope.Encode(ev)
-	if err != nil {
-		return bus.Write{}, err
-	}
-	return bus.Write{Subject: ev.NATSSubject(a.s.bus.Names), Data: data, Header: nats.Header(ev.Headers()), MsgID: ev.ID}, nil
 }
 
 // bury keeps a grant that cannot be used, with the reason, and ends its task: the

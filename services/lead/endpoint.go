@@ -21,6 +21,7 @@ import (
 
 	"github.com/herdgate/herdgate/internal/bus"
 	"github.com/herdgate/herdgate/internal/client/wire"
+	describe "github.com/herdgate/herdgate/internal/endpoint"
 	"github.com/herdgate/herdgate/internal/telemetry"
 	"github.com/herdgate/herdgate/pkg/contract"
 	"github.com/herdgate/herdgate/services/lead/internal/dispatch"
@@ -61,6 +62,7 @@ type TaskCall struct {
 // endpoint serves task.submit, task.get and task.cancel over NATS, with the
 // bodies of the HTTP API. Every lead answers; NATS picks one. A refusal is a
 // wire.Problem in the body, its status in the header Nats-Service-Error-Code.
+// Each is served on a second subject as well, which ends in the tenant.
 type endpoint struct {
 	conn      *bus.Conn
 	version   string
@@ -110,8 +112,13 @@ func (e *endpoint) run(ctx context.Context) error {
 	)
 	calls, cut := context.WithCancel(context.WithoutCancel(ctx))
 	defer cut()
-	add := func(name string, handle func(ctx context.Context, body []byte) (any, error)) error {
-		return svc.AddEndpoint(name, micro.HandlerFunc(func(r micro.Request) {
+	add := func(name, description string, handle handler) error {
+		subject := e.conn.Names.Service("task", name)
+		described, err := describe.Describe("task."+name, description)
+		if err != nil {
+			return err
+		}
+		serve := micro.HandlerFunc(func(r micro.Request) {
 			// This is the subscription's goroutine: it must not wait.
 			mu.Lock()
 			defer mu.Unlock()
@@ -130,9 +137,17 @@ func (e *endpoint) run(ctx context.Context) error {
 				defer func() { <-e.places }()
 				e.answer(calls, name, r, handle)
 			})
-		}), micro.WithEndpointSubject(e.conn.Names.Service("task", name)))
+		})
+		return errors.Join(
+			svc.AddEndpoint(name, serve, micro.WithEndpointSubject(subject), described),
+			svc.AddEndpoint(name+"-tenant", serve, micro.WithEndpointSubject(describe.Bound(subject, describe.AnyTenant)), described),
+		)
 	}
-	err = errors.Join(add("submit", e.submit), add("get", e.get), add("cancel", e.cancel))
+	err = errors.Join(
+		add("submit", "Submits a task, as POST /v1/tasks does; the answer has its id.", e.submit),
+		add("get", "Shows a task: status, result or error, usage, times.", e.get),
+		add("cancel", "Cancels a task that has not ended.", e.cancel),
+	)
 	if err == nil {
 		// Without this the first request may find nobody.
 		flush, done := context.WithTimeout(ctx, bus.WriteTimeout)
@@ -161,12 +176,21 @@ func (e *endpoint) run(ctx context.Context) error {
 	return nil
 }
 
-func (e *endpoint) answer(ctx context.Context, name string, r micro.Request, handle func(ctx context.Context, body []byte) (any, error)) {
+// handler answers a request; agree returns the tenant it is made for.
+type handler func(ctx context.Context, body []byte, agree func(contract.Tenant) (contract.Tenant, error)) (any, error)
+
+func (e *endpoint) answer(ctx context.Context, name string, r micro.Request, handle handler) {
 	ctx, cancel := context.WithTimeout(telemetry.Extract(ctx, nats.Header(r.Headers())), callTimeout)
 	defer cancel()
 	ctx, span := e.tracer.Start(ctx, "task."+name, trace.WithSpanKind(trace.SpanKindServer))
 	defer span.End()
-	out, err := handle(ctx, r.Data())
+	out, err := handle(ctx, r.Data(), func(asked contract.Tenant) (contract.Tenant, error) {
+		tenant, err := describe.TenantOf(e.conn.Names.Service("task", name), r.Subject(), asked)
+		if err != nil {
+			return "", fmt.Errorf("%w: %w", leaderr.ErrInvalid, err)
+		}
+		return tenantOr(tenant), nil
+	})
 	if err != nil {
 		span.RecordError(err)
 		span.SetStatus(codes.Error, "refused")
@@ -242,9 +266,13 @@ func tenantOr(t contract.Tenant) contract.Tenant {
 	return t
 }
 
-func (e *endpoint) submit(ctx context.Context, body []byte) (any, error) {
+func (e *endpoint) submit(ctx context.Context, body []byte, agree func(contract.Tenant) (contract.Tenant, error)) (any, error) {
 	var in TaskSubmit
 	if err := read(body, &in); err != nil {
+		return nil, err
+	}
+	var err error
+	if in.Tenant, err = agree(in.Tenant); err != nil {
 		return nil, err
 	}
 	req, err := e.request(in)
@@ -310,19 +338,23 @@ func (e *endpoint) request(in TaskSubmit) (contract.TaskRequest, error) {
 	}
 	return contract.TaskRequest{
 		ContractVersion: contract.Version,
-		TaskID:          contract.TaskID(id("t_")), RunID: contract.RunID(id("r_")), ThreadID: thread, Tenant: tenantOr(in.Tenant),
+		TaskID:          contract.TaskID(id("t_")), RunID: contract.RunID(id("r_")), ThreadID: thread, Tenant: in.Tenant,
 		Subagent: def, Description: description, Prompt: in.Prompt, AcceptanceCriteria: in.AcceptanceCriteria, ParentModel: e.model,
 		Identity:  contract.Identity{UserID: in.UserID, UserRole: in.UserRole, IsSubagent: true},
 		CreatedAt: e.now().UTC(),
 	}, nil
 }
 
-func (e *endpoint) get(ctx context.Context, body []byte) (any, error) {
+func (e *endpoint) get(ctx context.Context, body []byte, agree func(contract.Tenant) (contract.Tenant, error)) (any, error) {
 	var in TaskCall
 	if err := read(body, &in); err != nil {
 		return nil, err
 	}
-	view, err := e.dispatch.Get(ctx, tenantOr(in.Tenant), in.TaskID)
+	tenant, err := agree(in.Tenant)
+	if err != nil {
+		return nil, err
+	}
+	view, err := e.dispatch.Get(ctx, tenant, in.TaskID)
 	if err != nil {
 		return nil, err
 	}
@@ -334,16 +366,20 @@ func (e *endpoint) get(ctx context.Context, body []byte) (any, error) {
 	return view, nil
 }
 
-func (e *endpoint) cancel(ctx context.Context, body []byte) (any, error) {
+func (e *endpoint) cancel(ctx context.Context, body []byte, agree func(contract.Tenant) (contract.Tenant, error)) (any, error) {
 	var in TaskCall
 	if err := read(body, &in); err != nil {
+		return nil, err
+	}
+	tenant, err := agree(in.Tenant)
+	if err != nil {
 		return nil, err
 	}
 	reason := in.Reason
 	if reason == "" {
 		reason = "cancelled over NATS"
 	}
-	if err := e.dispatch.Cancel(ctx, tenantOr(in.Tenant), in.TaskID, reason); err != nil {
+	if err := e.dispatch.Cancel(ctx, tenant, in.TaskID, reason); err != nil {
 		return nil, err
 	}
 	return wire.Cancelling{TaskID: in.TaskID, Status: wire.StatusCancelling}, nil

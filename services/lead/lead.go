@@ -16,6 +16,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"slices"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -156,13 +157,6 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	if cfg.Settings != nil && !cfg.Settings.Verification.ReceiptsEnabled {
 		d.HideReceipts()
 	}
-	if deps.Registerer != nil {
-		for _, c := range d.Collectors() {
-			if err := deps.Registerer.Register(c); err != nil {
-				return nil, fmt.Errorf("lead: metrics: %w", err)
-			}
-		}
-	}
 	engine, err := run.New(run.Config{
 		Name: cfg.Name, Model: cfg.Model, MaxTurns: cfg.MaxTurns, RoleText: cfg.RoleText,
 		SubagentsEnabled: cfg.SubagentsEnabled, MaxConcurrent: cfg.MaxConcurrent, MaxTotal: cfg.MaxTotal, ShellAllowed: cfg.ShellAllowed, Guards: cfg.Guards, Settings: cfg.Settings,
@@ -181,6 +175,13 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	})
 	if err != nil {
 		return nil, fmt.Errorf("lead: %w", err)
+	}
+	if deps.Registerer != nil {
+		for _, c := range slices.Concat(d.Collectors(), api.Collectors()) {
+			if err := deps.Registerer.Register(c); err != nil {
+				return nil, fmt.Errorf("lead: metrics: %w", err)
+			}
+		}
 	}
 	return &Service{
 		cfg: cfg, deps: deps, engine: engine, http: api,

@@ -10,6 +10,7 @@ import (
 
 	"github.com/herdgate/herdgate/internal/admissionapi"
 	"github.com/herdgate/herdgate/internal/bus"
+	"github.com/herdgate/herdgate/internal/endpoint"
 	"github.com/herdgate/herdgate/internal/eventapi"
 	"github.com/herdgate/herdgate/pkg/contract"
 	"github.com/herdgate/herdgate/pkg/envelope"
@@ -49,13 +50,13 @@ func channels() []channel {
 		events = append(events, "event."+string(t))
 	}
 	service := func(id, subject, description string, refusals ...string) channel {
-		name := strings.TrimPrefix(subject, n.Prefix()+".svc.")
+		name := strings.TrimPrefix(subject, n.Prefix()+".svc.") // as its schemas are called
 		return channel{
 			id: id, address: subject, description: description, messages: []string{name + ".request"},
 			replies: append([]string{name + ".response"}, refusals...), taken: true,
 		}
 	}
-	return []channel{
+	list := []channel{
 		{
 			id: "taskRequest", address: n.TaskRequest("{tenant}", task), asset: n.WorkStream(), messages: []string{"task_request"}, taken: true,
 			description: "The bounded queue of requests, let through in stream order. The acknowledgement of the publish is the acceptance.",
@@ -85,6 +86,14 @@ func channels() []channel {
 		service("eventsList", eventapi.Subject(n), "Lists stored events. A refusal has the field error."),
 		service("admissionStatus", admissionapi.Subject(n), "State of the gate; with task_id the place of a waiting task. Only the leader answers."),
 	}
+	for _, c := range list {
+		if c.replies != nil && c.id != "admissionStatus" {
+			c.id, c.address = c.id+"Bound", endpoint.Bound(c.address, "{tenant}")
+			c.description = "The same for one tenant alone, so that permissions can bind a caller to it."
+			list = append(list, c)
+		}
+	}
+	return list
 }
 
 // AsyncAPI makes the AsyncAPI document.

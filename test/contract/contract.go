@@ -113,7 +113,7 @@ func Messages() []Message {
 type rule struct {
 	maxLength, minLength int
 	pattern, format      string
-	maxItems, minItems   int
+	maxItems             int
 	minimum, maximum     int64 // 0 is none; whole numbers are never negative
 	words                []string
 	open                 bool // the list of words may grow

@@ -148,7 +148,7 @@ func TestRunningServicesKeepTheContract(t *testing.T) {
 	var want []string
 	for _, a := range d.addresses() {
 		if strings.HasPrefix(a, "hg.v1.svc.") {
-			want = append(want, a)
+			want = append(want, placeholder.ReplaceAllString(a, "*"))
 		}
 	}
 	slices.Sort(got)

@@ -15,7 +15,9 @@ import (
 	"fmt"
 	"io/fs"
 	"math"
+	"net"
 	"os"
+	"strconv"
 	"strings"
 	"time"
 
@@ -31,13 +33,17 @@ import (
 )
 
 const (
-	// connections bounds the pool: one that writes, the others read.
-	connections = 6
+	// writers and readers bound the connections. Who reads waits for other readers
+	// and never holds up a batch, the housekeeping or the readiness check.
+	writers, readers = 3, 4
 	// connectTimeout bounds the wait for a connection to be made.
 	connectTimeout = 5 * time.Second
 	// statementTimeout ends what hangs in the database: a lock that somebody else
 	// holds, a query without an index. It is far above what a batch takes.
 	statementTimeout = 30 * time.Second
+	// grace is how much longer the answer to a statement is waited for. Nothing
+	// comes from a machine that has vanished.
+	grace = 2 * time.Second
 	// ownerLock is the advisory lock of the sink that writes, so that the others
 	// wait in the database instead of asking again and again.
 	ownerLock = 0x6865726467617465 // "herdgate"
@@ -48,7 +54,9 @@ var migrations embed.FS
 
 // Store is an [eventsink.Store] in a PostgreSQL database.
 type Store struct {
-	pool *pgxpool.Pool
+	pool, readers *pgxpool.Pool
+	// patience bounds every statement that writes.
+	patience time.Duration
 	// owner is what the table must name for this store to write; empty if all may.
 	owner string
 	// held keeps the advisory lock; nil if all may write.
@@ -77,20 +85,28 @@ func Open(ctx context.Context, dsn string, shared bool, waiting func()) (_ *Stor
 	if err != nil {
 		return nil, err
 	}
-	s := &Store{}
+	s := &Store{patience: patience(cfg)}
 	defer func() {
 		if err != nil {
 			_ = s.Close() // the first error is the one that counts
 		}
 	}()
+	reading := cfg.Copy()
+	cfg.MaxConns, cfg.MinConns, cfg.MinIdleConns = writers, 0, 0
 	if s.pool, err = pgxpool.NewWithConfig(ctx, cfg); err != nil {
+		return nil, fmt.Errorf("event store: %w", explain(err))
+	}
+	if s.readers, err = pgxpool.NewWithConfig(ctx, reading); err != nil {
 		return nil, fmt.Errorf("event store: %w", explain(err))
 	}
 	if err := s.migrate(ctx); err != nil {
 		return nil, fmt.Errorf("event store: %w", explain(err))
 	}
 	if shared {
-		return s, s.disown(ctx)
+		if err := s.disown(ctx); err != nil {
+			return nil, err
+		}
+		return s, nil
 	}
 	if err := s.acquire(ctx, waiting); err != nil {
 		return nil, fmt.Errorf("event store: become the one that writes: %w", explain(err))
@@ -109,13 +125,16 @@ func parse(dsn string) (*pgxpool.Config, error) {
 		return nil, fmt.Errorf("eventsink.dsn: %w", err) // pgx leaves the password out
 	}
 	if !strings.Contains(dsn, "pool_max_conns") {
-		cfg.MaxConns = connections
+		cfg.MaxConns = readers
 	}
 	if cfg.ConnConfig.ConnectTimeout == 0 {
 		cfg.ConnConfig.ConnectTimeout = connectTimeout
 	}
-	// A machine that has vanished must not keep locks for the two hours that the
-	// server waits by default.
+	// A machine that has vanished must be noticed: by us, who may wait for hours for
+	// the lock, and by the server, which must not keep a lock for the two hours that
+	// it waits by default.
+	alive := net.KeepAliveConfig{Enable: true, Idle: 5 * time.Second, Interval: 3 * time.Second, Count: 3}
+	cfg.ConnConfig.DialFunc = (&net.Dialer{KeepAliveConfig: alive}).DialContext
 	for name, v := range map[string]string{
 		"application_name": "herdgate-eventsink", "timezone": "UTC",
 		"statement_timeout":                   fmt.Sprint(statementTimeout.Milliseconds()),
@@ -129,14 +148,26 @@ func parse(dsn string) (*pgxpool.Config, error) {
 	return cfg, nil
 }
 
+// patience is how long the answer to a statement may take.
+func patience(cfg *pgxpool.Config) time.Duration {
+	// What has a unit is at the server's discretion.
+	if ms, err := strconv.Atoi(cfg.ConnConfig.RuntimeParams["statement_timeout"]); err == nil && ms > 0 {
+		return time.Duration(ms)*time.Millisecond + grace
+	}
+	return statementTimeout + grace
+}
+
 func (s *Store) migrate(ctx context.Context) error {
 	dir, err := fs.Sub(migrations, "migrations")
 	if err != nil {
 		return err
 	}
-	db := stdlib.OpenDBFromPool(s.pool)
+	// A change to a large table takes as long as it takes.
+	cfg := s.pool.Config().ConnConfig.Copy()
+	cfg.RuntimeParams["statement_timeout"] = "0"
+	db := stdlib.OpenDB(*cfg)
 	defer db.Close()
-	locker, err := lock.NewPostgresSessionLocker()
+	locker, err := lock.NewPostgresSessionLocker(lock.WithLockTimeout(1, 300)) // every second, for five minutes
 	if err != nil {
 		return fmt.Errorf("migrations: %w", err)
 	}
@@ -198,16 +229,20 @@ func (s *Store) disown(ctx context.Context) error {
 
 // Bind implements [eventsink.Store].
 func (s *Store) Bind(ctx context.Context, want eventsink.Origin) error {
+	ctx, cancel := context.WithTimeout(ctx, s.patience)
+	defer cancel()
 	at := want.Created.UTC().Format(time.RFC3339Nano)
 	err := pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
 		var last int64
 		var have eventsink.Origin
-		var created string
-		if err := tx.QueryRow(ctx, `SELECT greatest(cursor, coalesce((SELECT max(seq) FROM events), 0)), stream, stream_created FROM sink FOR UPDATE`).
-			Scan(&last, &have.Stream, &created); err != nil {
+		var created, owner string
+		if err := tx.QueryRow(ctx, `SELECT greatest(cursor, coalesce((SELECT max(seq) FROM events), 0)), stream, stream_created, owner FROM sink FOR UPDATE`).
+			Scan(&last, &have.Stream, &created, &owner); err != nil {
 			return err
 		}
 		switch {
+		case owner != s.owner:
+			return fmt.Errorf("event store: %w", eventsink.ErrLost)
 		case have.Stream == want.Stream && created == at:
 			return nil
 		case last > 0:
@@ -217,7 +252,7 @@ func (s *Store) Bind(ctx context.Context, want eventsink.Origin) error {
 		_, err := tx.Exec(ctx, `UPDATE sink SET stream = $1, stream_created = $2`, want.Stream, at)
 		return err
 	})
-	if err != nil && !errors.Is(err, eventsink.ErrForeign) {
+	if err != nil && !errors.Is(err, eventsink.ErrForeign) && !errors.Is(err, eventsink.ErrLost) {
 		return fmt.Errorf("event store: %w", explain(err))
 	}
 	return err
@@ -271,6 +306,8 @@ func (s *Store) Append(ctx context.Context, records []contract.EventRecord, upTo
 	if upTo == 0 {
 		statement = insert(staying)
 	}
+	ctx, cancel := context.WithTimeout(ctx, s.patience)
+	defer cancel()
 	var fence, stored int
 	err := s.pool.QueryRow(ctx, statement, seq, text[0], text[1], text[2], text[3], text[4], text[5], text[6], text[7], text[8], created, int64(upTo), s.owner).
 		Scan(&fence, &stored)
@@ -288,6 +325,8 @@ func (s *Store) Advance(ctx context.Context, from, to uint64) error {
 	if to > math.MaxInt64 {
 		return fmt.Errorf("event store: sequence %d is above %d", to, int64(math.MaxInt64))
 	}
+	ctx, cancel := context.WithTimeout(ctx, s.patience)
+	defer cancel()
 	tag, err := s.pool.Exec(ctx, `UPDATE sink SET cursor = greatest(cursor, $1) WHERE owner = $2 AND cursor >= $3`, int64(to), s.owner, int64(from))
 	switch {
 	case err != nil:
@@ -304,7 +343,7 @@ func (s *Store) List(ctx context.Context, q eventsink.Query) ([]contract.EventRe
 		return nil, false, fmt.Errorf("event store: limit is %d; want at least 1", q.Limit)
 	}
 	query, args := build(q)
-	rows, err := s.pool.Query(ctx, query, args...)
+	rows, err := s.readers.Query(ctx, query, args...)
 	if err != nil {
 		return nil, false, fmt.Errorf("event store: list: %w", explain(err))
 	}
@@ -366,14 +405,14 @@ WHERE seq > $1 AND seq <= (SELECT cursor FROM sink)`)
 }
 
 // LastSeq implements [eventsink.Store].
-func (s *Store) LastSeq(ctx context.Context) (uint64, error) { return s.number(ctx, "cursor") }
+func (s *Store) LastSeq(ctx context.Context) (uint64, error) { return number(ctx, s.pool, "cursor") }
 
 // Pruned implements [eventsink.Store].
-func (s *Store) Pruned(ctx context.Context) (uint64, error) { return s.number(ctx, "pruned") }
+func (s *Store) Pruned(ctx context.Context) (uint64, error) { return number(ctx, s.readers, "pruned") }
 
-func (s *Store) number(ctx context.Context, column string) (uint64, error) {
+func number(ctx context.Context, pool *pgxpool.Pool, column string) (uint64, error) {
 	var n int64
-	if err := s.pool.QueryRow(ctx, `SELECT `+column+` FROM sink`).Scan(&n); err != nil {
+	if err := pool.QueryRow(ctx, `SELECT `+column+` FROM sink`).Scan(&n); err != nil {
 		return 0, fmt.Errorf("event store: %s: %w", column, explain(err))
 	}
 	return uint64(n), nil
@@ -381,6 +420,8 @@ func (s *Store) number(ctx context.Context, column string) (uint64, error) {
 
 // Mark implements [eventsink.Store].
 func (s *Store) Mark(ctx context.Context, at time.Time) error {
+	ctx, cancel := context.WithTimeout(ctx, s.patience)
+	defer cancel()
 	// Several sinks may do so at once; what they note is the same.
 	_, err := s.pool.Exec(ctx, `INSERT INTO marks (at, seq) SELECT $1, cursor FROM sink WHERE cursor > coalesce((SELECT max(seq) FROM marks), 0) ON CONFLICT DO NOTHING`, at)
 	if err != nil {
@@ -391,6 +432,8 @@ func (s *Store) Mark(ctx context.Context, at time.Time) error {
 
 // Prune implements [eventsink.Store].
 func (s *Store) Prune(ctx context.Context, before time.Time, limit int) (deleted int, err error) {
+	ctx, cancel := context.WithTimeout(ctx, s.patience)
+	defer cancel()
 	err = pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
 		// Another sink that prunes at the same time is waited for.
 		var upTo, last int64
@@ -446,8 +489,10 @@ func (s *Store) Close() error {
 			err = fmt.Errorf("event store: %w", e)
 		}
 	}
-	if s.pool != nil {
-		s.pool.Close()
+	for _, p := range []*pgxpool.Pool{s.readers, s.pool} {
+		if p != nil {
+			p.Close()
+		}
 	}
 	return err
 }

@@ -3,7 +3,10 @@ package postgres
 import (
 	"context"
 	"errors"
+	"strconv"
 	"strings"
+	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -89,6 +92,10 @@ func TestTakeOver(t *testing.T) {
 	if err := first.Advance(ctx, 1, 2); !errors.Is(err, eventsink.ErrLost) {
 		t.Errorf("Advance of the first = %v, want ErrLost", err)
 	}
+	// It must not set the consumer to where it believes to be, either.
+	if err := first.Bind(ctx, eventsink.Origin{Stream: "S", Created: time.Unix(1, 0)}); !errors.Is(err, eventsink.ErrLost) {
+		t.Errorf("Bind of the first = %v, want ErrLost", err)
+	}
 	if n, err := second.Append(ctx, []contract.EventRecord{sinktest.Record(1), sinktest.Record(3)}, 3); err != nil || n != 1 {
 		t.Errorf("Append of the second = %d, %v, want 1 that is new", n, err)
 	}
@@ -162,5 +169,111 @@ func TestExplains(t *testing.T) {
 	}
 	if _, err := s.Append(ctx, []contract.EventRecord{sinktest.Record(1)}, 1); err == nil || errors.Is(err, eventsink.ErrRejected) {
 		t.Errorf("Append to a read-only database = %v, want trouble that may pass", err)
+	}
+}
+
+// Replicas that start at the same time on an empty database all come up.
+func TestOpenedAtOnce(t *testing.T) {
+	t.Parallel()
+	dsn := pgtest.Start(t).Database()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	var all sync.WaitGroup
+	for range 4 {
+		all.Go(func() {
+			s, err := Open(ctx, dsn, true, nil)
+			if err != nil {
+				t.Errorf("Open = %v", err)
+				return
+			}
+			if err := s.Check(ctx); err != nil {
+				t.Errorf("Check = %v", err)
+			}
+			if err := s.Close(); err != nil {
+				t.Errorf("Close = %v", err)
+			}
+		})
+	}
+	all.Wait()
+}
+
+// A program that is older than the tables does not touch them.
+func TestNewerSchema(t *testing.T) {
+	t.Parallel()
+	srv := pgtest.Start(t)
+	dsn := srv.Database()
+	openStore(t, dsn, true)
+	srv.SQL("db1", "INSERT INTO goose_db_version (version_id, is_applied) VALUES (900, true)")
+	s, err := Open(t.Context(), dsn, true, nil)
+	if err == nil {
+		_ = s.Close()
+	}
+	if err == nil || !strings.Contains(err.Error(), "use a newer program") {
+		t.Errorf("Open = %v, want that a newer program is needed", err)
+	}
+}
+
+// Readers, however many and however slow, take no connection from who writes.
+func TestReadersDoNotHoldUpWriters(t *testing.T) {
+	t.Parallel()
+	s := openStore(t, pgtest.Start(t).Database(), false)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	for range s.readers.Config().MaxConns {
+		c, err := s.readers.Acquire(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Release()
+	}
+	if _, err := s.Append(ctx, []contract.EventRecord{sinktest.Record(1)}, 1); err != nil {
+		t.Errorf("Append = %v", err)
+	}
+	if err := errors.Join(s.Check(ctx), s.Mark(ctx, time.Now()), s.Advance(ctx, 1, 2)); err != nil {
+		t.Error(err)
+	}
+	if n, err := s.LastSeq(ctx); err != nil || n != 2 {
+		t.Errorf("LastSeq = %d, %v, want 2", n, err)
+	}
+}
+
+// A server that says nothing any more, because its machine has stopped or the network
+// swallows everything, is given up after a while, and what is tried again then is
+// stored once.
+func TestSilentServer(t *testing.T) {
+	t.Parallel()
+	srv := pgtest.Start(t)
+	s := openStore(t, srv.Database()+"&statement_timeout=300", false)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if err := s.Check(ctx); err != nil {
+		t.Fatal(err)
+	}
+	backends := strings.Fields(srv.SQL("db1", "SELECT pid FROM pg_stat_activity WHERE application_name = 'herdgate-eventsink'"))
+	signal := func(sig syscall.Signal) {
+		for _, b := range backends {
+			pid, err := strconv.Atoi(b)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := syscall.Kill(pid, sig); err != nil {
+				t.Errorf("%s to backend %d: %v", sig, pid, err)
+			}
+		}
+	}
+	signal(syscall.SIGSTOP)
+	_, err := s.Append(ctx, []contract.EventRecord{sinktest.Record(1)}, 1)
+	signal(syscall.SIGCONT)
+	if err == nil || errors.Is(err, eventsink.ErrRejected) || errors.Is(err, eventsink.ErrLost) || ctx.Err() != nil {
+		t.Errorf("Append = %v, want trouble that may pass, before the test gives up", err)
+	}
+	for {
+		if _, err = s.Append(ctx, []contract.EventRecord{sinktest.Record(1)}, 1); err == nil || ctx.Err() != nil {
+			break
+		}
+	}
+	got, _, listErr := s.List(ctx, eventsink.Query{Limit: 10})
+	if err != nil || listErr != nil || len(got) != 1 {
+		t.Errorf("%d records, %v, %v; want 1", len(got), err, listErr)
 	}
 }

@@ -148,7 +148,8 @@ func (d *Dispatcher) requests(ctx context.Context, q ListQuery, each func(contra
 	if left == 0 {
 		return nil
 	}
-	it, err := cons.Messages(jetstream.PullMaxBytes(4 << 20))
+	// A bound in bytes alone would have the library make room for a million messages.
+	it, err := cons.Messages(jetstream.PullMaxMessagesWithBytesLimit(64, 4<<20))
 	if err != nil {
 		return fmt.Errorf("queue: %w", err)
 	}

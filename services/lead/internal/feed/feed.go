@@ -31,8 +31,10 @@ import (
 )
 
 const (
-	// prefetchBytes bounds what is buffered for one reader. It must hold the
-	// largest event.
+	// prefetch bounds the events that are buffered for one reader, and prefetchBytes
+	// one request for them, which must hold the largest event. A bound in bytes alone
+	// costs each reader 8 MB: the library then has room for a million messages.
+	prefetch      = 32
 	prefetchBytes = 2 << 20
 	// pullHeartbeat is how often the server shows life on an idle stream.
 	pullHeartbeat = 2 * time.Second
@@ -252,7 +254,7 @@ func (f *Feed) store(ctx context.Context, q Query, after uint64, limit int, barr
 // It returns nil after ErrStop from emit or gap and at the end of the run with
 // q.UntilRunEnd, ctx's error when ctx is done, any other error of emit or gap as
 // it is, and ErrUnavailable when NATS or, for history, the store cannot be
-// reached. A blocked emit holds up this stream alone, and at most about 2 MiB
+// reached. A blocked emit holds up this stream alone, and at most prefetch events
 // wait for it.
 func (f *Feed) Stream(ctx context.Context, q Query, after uint64, emit func(contract.EventRecord) error, gap func(from, to uint64) error) error {
 	s := stream{Feed: f, q: q, pos: after, emit: emit, gap: gap}
@@ -433,7 +435,7 @@ func (s *stream) live(ctx context.Context) error {
 		return errTruncated
 	}
 	it, err := cons.Messages(
-		jetstream.PullMaxBytes(prefetchBytes),
+		jetstream.PullMaxMessagesWithBytesLimit(prefetch, prefetchBytes),
 		jetstream.PullExpiry(pullExpiry), jetstream.PullHeartbeat(pullHeartbeat))
 	if err != nil {
 		return fmt.Errorf("%w: %w", errBroken, err)

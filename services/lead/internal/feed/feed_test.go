@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -443,6 +444,48 @@ func TestStreamSlowReader(t *testing.T) {
 	if err := <-done; err != nil || !slices.Equal(slow.seqs, []uint64{1, n}) {
 		t.Errorf("slow reader: events %v, %v; want the first and the last", slow.seqs, err)
 	}
+}
+
+// An open stream costs little memory, also when its reader takes nothing. It is not
+// parallel, so that nothing else fills the heap.
+func TestStreamMemory(t *testing.T) {
+	f, c, _, ctx := setup(t)
+	const readers = 12
+	for i := range 200 {
+		feedtest.Publish(t, c, run1.Message(i+1, strings.Repeat("x", 8000)))
+	}
+	heap := func() uint64 {
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc
+	}
+	before := heap()
+	blocked, release := make(chan struct{}, readers), make(chan struct{})
+	var wg sync.WaitGroup
+	for range readers {
+		wg.Go(func() {
+			err := f.Stream(ctx, Query{Tenant: "acme"}, 0, func(contract.EventRecord) error {
+				blocked <- struct{}{}
+				<-release
+				return ErrStop
+			}, (&reader{}).gap)
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	for range readers {
+		<-blocked
+	}
+	after := heap()
+	each := (int64(after) - int64(before)) / readers
+	t.Logf("a reader that takes nothing costs %d KiB", each>>10)
+	if each > 2<<20 {
+		t.Errorf("a reader that takes nothing costs %d bytes, want at most 2 MiB", each)
+	}
+	close(release)
+	wg.Wait()
 }
 
 func TestStreamSurvivesARestartOfNATS(t *testing.T) {

@@ -2,12 +2,14 @@ package httpapi
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"mime"
 	"net/http"
+	"os"
 	"reflect"
 	"strconv"
 	"strings"
@@ -138,17 +140,23 @@ func acceptsEvents(accept string) bool {
 
 // openStream takes one of the bounded places for streams; streaming gives it back.
 func (s *Server) openStream() error {
+	s.metrics.open.Inc()
 	if s.streams.Add(1) > int64(s.cfg.MaxStreams) {
-		s.streams.Add(-1)
+		s.closeStream()
 		return fmt.Errorf("%w: %d event streams are open, which is the limit", leaderr.ErrUnavailable, s.cfg.MaxStreams)
 	}
 	return nil
 }
 
+func (s *Server) closeStream() {
+	s.metrics.open.Dec()
+	s.streams.Add(-1)
+}
+
 // streaming answers with the feed of q, in a place that openStream has taken.
 func (s *Server) streaming(q feed.Query, after uint64, header http.Header) *huma.StreamResponse {
 	return &huma.StreamResponse{Body: func(hctx huma.Context) {
-		defer s.streams.Add(-1)
+		defer s.closeStream()
 		r, w := humago.Unwrap(hctx)
 		for k, v := range header {
 			w.Header()[k] = v
@@ -197,21 +205,53 @@ func (s *Server) stream(ctx context.Context, w http.ResponseWriter, q feed.Query
 	stopping := errors.Is(context.Cause(ctx), errStopping)
 	cancel()
 	beat.Wait()
+	reason, say := endOf(err, sw.failed, stopping)
+	s.metrics.ended.WithLabelValues(reason).Inc()
 	l := s.logFor(ctx)
-	switch {
-	case err == nil:
-		_ = sw.comment("end of the run")
-	case stopping:
-		_ = sw.comment(errStopping.Error() + "; come back with Last-Event-ID")
-	case errors.Is(err, leaderr.ErrUnavailable):
-		l.Warn().Err(err).Msg("http: an event stream ended early")
-		_ = sw.comment("events cannot be read at the moment; come back with Last-Event-ID")
-	case errors.Is(err, context.Canceled), errors.Is(err, errWrite):
-		l.Debug().Err(err).Msg("http: the reader of an event stream is gone")
-	default:
-		l.Error().Err(err).Msg("http: an event stream ended with an error")
-		_ = sw.comment("internal error; come back with Last-Event-ID")
+	e := l.Debug()
+	switch reason {
+	case endSlow, endUnavailable:
+		e = l.Warn()
+	case endError:
+		e = l.Error()
 	}
+	e.Err(cmp.Or(sw.failed, err)).Str("reason", reason).Uint64("after_seq", sw.pos).Str("tenant", string(q.Tenant)).
+		Msg("http: an event stream has ended")
+	if say != "" {
+		_ = sw.comment(say)
+	}
+}
+
+// Why streams end, as the metric and the log say it.
+const (
+	endFinished    = "finished"    // the run has ended
+	endLeft        = "left"        // the reader went
+	endSlow        = "slow"        // the reader took nothing for the write timeout
+	endStopping    = "stopping"    // this server is shutting down
+	endUnavailable = "unavailable" // events could not be read
+	endError       = "error"
+)
+
+// endOf is why a stream ended with err, and what the reader is told as a comment.
+// One that takes nothing can be told nothing: its connection is cut, within an
+// event maybe, and it comes back with the id of the last whole one.
+func endOf(err, failed error, stopping bool) (reason, say string) {
+	const back = "; come back with Last-Event-ID"
+	switch {
+	case errors.Is(failed, os.ErrDeadlineExceeded):
+		return endSlow, ""
+	case failed != nil:
+		return endLeft, ""
+	case err == nil:
+		return endFinished, "end of the run"
+	case stopping:
+		return endStopping, errStopping.Error() + back
+	case errors.Is(err, context.Canceled):
+		return endLeft, ""
+	case errors.Is(err, leaderr.ErrUnavailable):
+		return endUnavailable, "events cannot be read at the moment" + back
+	}
+	return endError, "internal error" + back
 }
 
 // errWrite: the reader did not take what was written within the deadline, or
@@ -225,7 +265,7 @@ type sseWriter struct {
 	w       http.ResponseWriter
 	rc      *http.ResponseController
 	timeout time.Duration
-	broken  bool
+	failed  error // of the first write that failed
 	// pos is the position of the reader; the feed's goroutine alone uses it.
 	pos uint64
 }
@@ -233,7 +273,7 @@ type sseWriter struct {
 func (s *sseWriter) write(text string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.broken {
+	if s.failed != nil {
 		return errWrite
 	}
 	// Without a deadline a reader that stops reading would hold this for ever.
@@ -243,7 +283,7 @@ func (s *sseWriter) write(text string) error {
 		err = s.rc.Flush()
 	}
 	if err != nil {
-		s.broken = true
+		s.failed = err
 		return fmt.Errorf("%w: %w", errWrite, err)
 	}
 	return nil

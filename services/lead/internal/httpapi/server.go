@@ -142,6 +142,7 @@ type Server struct {
 	stopping context.Context
 	stop     context.CancelCauseFunc
 	streams  atomic.Int64
+	metrics  metrics
 }
 
 // errStopping is the cause of stopping.
@@ -166,7 +167,7 @@ func New(cfg Config, deps Deps) (*Server, error) {
 	}
 	s := &Server{
 		cfg: cfg, deps: deps, log: deps.Log, auth: auth,
-		tracer: telemetry.Tracer(deps.TracerProvider, "httpapi"), ready: make(chan struct{}),
+		tracer: telemetry.Tracer(deps.TracerProvider, "httpapi"), ready: make(chan struct{}), metrics: newMetrics(),
 	}
 	s.stopping, s.stop = context.WithCancelCause(context.Background())
 	useProblems()

@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -17,11 +18,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
 	"github.com/herdgate/herdgate/internal/client"
 	"github.com/herdgate/herdgate/internal/client/wire"
 	"github.com/herdgate/herdgate/internal/natstest"
 	"github.com/herdgate/herdgate/pkg/contract"
 	"github.com/herdgate/herdgate/services/lead/internal/feed/feedtest"
+	"github.com/herdgate/herdgate/services/lead/internal/leaderr"
 	"github.com/herdgate/herdgate/services/lead/internal/runapi"
 )
 
@@ -309,6 +313,44 @@ func TestStreamCutsOffSlowReaders(t *testing.T) {
 			t.Fatal("160 MB were published and the reader that takes nothing is still there")
 		}
 		feedtest.Publish(t, r.conn, run1.Message(i, text))
+	}
+	// It cannot be told; the log and the metric say why.
+	natstest.Eventually(t, timeout, func() (bool, string) {
+		n := testutil.ToFloat64(r.server.metrics.ended.WithLabelValues(endSlow))
+		return n == 1, fmt.Sprint(n, " streams are counted as cut off because they were slow")
+	})
+	natstest.Eventually(t, timeout, func() (bool, string) {
+		return strings.Contains(r.logs.String(), `"reason":"slow"`), "the log does not say why the reader was cut off: " + r.logs.String()
+	})
+	if n := testutil.ToFloat64(r.server.metrics.open); n != 0 {
+		t.Errorf("%v streams are open", n)
+	}
+}
+
+// Whoever can still be told is told why its stream ends; the metric has the same reason.
+func TestWhyStreamsEnd(t *testing.T) {
+	t.Parallel()
+	timedOut := fmt.Errorf("write: %w", os.ErrDeadlineExceeded)
+	for _, tc := range []struct {
+		name        string
+		err, failed error
+		stopping    bool
+		reason, say string
+	}{
+		{"end of the run", nil, nil, false, endFinished, "end of the run"},
+		{"slow, the feed's write", fmt.Errorf("%w: %w", errWrite, timedOut), timedOut, false, endSlow, ""},
+		{"slow, the keep-alive's write", context.Canceled, timedOut, false, endSlow, ""},
+		{"slow while stopping", context.Canceled, timedOut, true, endSlow, ""},
+		{"gone", errWrite, net.ErrClosed, false, endLeft, ""},
+		{"gone while idle", context.Canceled, nil, false, endLeft, ""},
+		{"stopping", context.Canceled, nil, true, endStopping, "shutting down"},
+		{"no NATS", fmt.Errorf("%w: x", leaderr.ErrUnavailable), nil, false, endUnavailable, "Last-Event-ID"},
+		{"a fault", errors.New("x"), nil, false, endError, "Last-Event-ID"},
+	} {
+		reason, say := endOf(tc.err, tc.failed, tc.stopping)
+		if reason != tc.reason || !strings.Contains(say, tc.say) || tc.say == "" && say != "" {
+			t.Errorf("%s: %q, %q; want %q, %q", tc.name, reason, say, tc.reason, tc.say)
+		}
 	}
 }
 

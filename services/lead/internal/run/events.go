@@ -12,6 +12,7 @@ import (
 	"github.com/herdgate/herdgate/internal/bus"
 	"github.com/herdgate/herdgate/internal/compact"
 	"github.com/herdgate/herdgate/internal/event"
+	"github.com/herdgate/herdgate/internal/eventwrite"
 	"github.com/herdgate/herdgate/internal/model"
 	"github.com/herdgate/herdgate/internal/pause"
 	"github.com/herdgate/herdgate/pkg/contract"
@@ -96,11 +97,12 @@ func (e *Engine) refusalError(err error) error {
 // drive, which says it once more.
 func (d *drive) begun(ctx context.Context) error {
 	ev := event.RunStarted(d.rec, d.e.source, d.rec.CreatedAt)
-	body, err := envelope.Encode(ev)
+	w, err := eventwrite.Of(d.e.c, ev)
 	if err != nil {
 		return err
 	}
-	ack, err := d.e.c.Publish(ctx, bus.Write{Subject: ev.NATSSubject(d.e.c.Names), Data: body, Header: nats.Header(ev.Headers()), Expect: bus.Seq(0)})
+	w.Expect = bus.Seq(0)
+	ack, err := d.e.c.Publish(ctx, w)
 	d.e.heard(err)
 	switch {
 	case err == nil:
@@ -134,13 +136,13 @@ func (d *drive) tell(ctx context.Context) error {
 // once publishes an event that is the only one of its subject, and returns its
 // sequence, also if it was stored before.
 func (e *Engine) once(ctx context.Context, ev envelope.Event) (uint64, error) {
-	body, err := envelope.Encode(ev)
+	w, err := eventwrite.Of(e.c, ev)
 	if err != nil {
 		return 0, err
 	}
-	subject := ev.NATSSubject(e.c.Names)
+	w.Expect = bus.Seq(0)
 	return retryDoubt(ctx, func() (uint64, error) {
-		ack, err := e.c.Publish(ctx, bus.Write{Subject: subject, Data: body, Header: nats.Header(ev.Headers()), Expect: bus.Seq(0)})
+		ack, err := e.c.Publish(ctx, w)
 		e.heard(err)
 		if err == nil {
 			return ack.Seq, nil
@@ -148,7 +150,7 @@ func (e *Engine) once(ctx context.Context, ev envelope.Event) (uint64, error) {
 		if !errors.Is(err, bus.ErrConflict) {
 			return 0, err
 		}
-		m, err := e.c.Last(ctx, e.c.Names.EventStream(), subject)
+		m, err := e.c.Last(ctx, e.c.Names.EventStream(), w.Subject)
 		if errors.Is(err, bus.ErrNotFound) {
 			// A sibling in flight or an event that has just aged out.
 			return 0, fmt.Errorf("%w: %w", bus.ErrDoubt, err)
@@ -202,14 +204,13 @@ func (t *teller) tell(ctx context.Context, e *Engine, rec contract.RunRecord, co
 			name, usage = conv.ModelName, rec.Usage
 		}
 		ev := event.RunMessage(rec, t.count+1, event.BuildStep(msg), name, usage, e.source, e.deps.Now())
-		body, err := envelope.Encode(ev)
+		w, err := eventwrite.Of(e.c, ev)
 		if err != nil {
 			return fmt.Errorf("event run_message %d: %w", t.count+1, err)
 		}
+		w.Expect = bus.Seq(t.last)
 		ack, err := retryDoubt(ctx, func() (bus.Ack, error) {
-			ack, err := e.c.Publish(ctx, bus.Write{
-				Subject: messageSubject(e.c.Names, rec), Data: body, Header: nats.Header(ev.Headers()), Expect: bus.Seq(t.last),
-			})
+			ack, err := e.c.Publish(ctx, w)
 			e.heard(err)
 			return ack, err
 		})

@@ -1,6 +1,6 @@
 // A module of its own, outside of the workspace: it stands for a program of
 // somebody else.
-module example.com/subscriber
+module example.com/subscriber-go
 
 go 1.26.0
 
