@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/herdgate/herdgate/internal/client"
 	"github.com/herdgate/herdgate/internal/client/wire"
@@ -13,11 +14,9 @@ import (
 )
 
 func (a *app) eventsCommand() *cobra.Command {
-	var run, task, thread string
-	var types []string
-	var after uint64
+	var filter eventFilter
 	var limit int
-	var follow, allAttempts bool
+	var follow bool
 	cmd := &cobra.Command{
 		Use: "events", Short: "print events as JSON lines", Args: cobra.NoArgs,
 		Long: `Prints the stored events that match, one JSON record a line, oldest first. With
@@ -33,7 +32,7 @@ without --task), until that run ends.`,
 			if err != nil {
 				return err
 			}
-			left := limit
+			left, after := limit, filter.after
 			each := func(rec contract.EventRecord) error {
 				if err := printJSONLine(cmd.OutOrStdout(), rec); err != nil {
 					return err
@@ -44,13 +43,11 @@ without --task), until that run ends.`,
 				return nil
 			}
 			stderr := cmd.ErrOrStderr()
-			q := client.EventQuery{
-				RunID: contract.RunID(run), TaskID: contract.TaskID(task), ThreadID: contract.ThreadID(thread), Types: split(types), AllAttempts: allAttempts,
-				OnGap: func(g wire.Gap) {
-					fmt.Fprintf(stderr, "the events %d to %d are no longer kept\n", g.FromSeq, g.ToSeq)
-				},
-				OnRetry: func(err error) { fmt.Fprintf(stderr, "the connection broke, trying again: %v\n", err) },
+			q := filter.query()
+			q.OnGap = func(g wire.Gap) {
+				fmt.Fprintf(stderr, "the events %d to %d are no longer kept\n", g.FromSeq, g.ToSeq)
 			}
+			q.OnRetry = func(err error) { fmt.Fprintf(stderr, "the connection broke, trying again: %v\n", err) }
 			if follow {
 				// A server that is not there at all is told at once, not waited for.
 				probe := q
@@ -84,16 +81,20 @@ without --task), until that run ends.`,
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&run, "run", "", "events of this run")
-	f.StringVar(&task, "task", "", "events of this task")
-	f.StringVar(&thread, "thread", "", "events of this thread")
-	f.StringSliceVar(&types, "type", nil, "stored type, such as subagent.end; may be repeated or joined by commas")
-	f.Uint64Var(&after, "after-seq", 0, "only events after this sequence")
-	f.BoolVar(&allAttempts, "all-attempts", false, "with --task: also what attempts told that were followed by another one")
+	filter.flags(f)
 	f.BoolVar(&follow, "follow", false, "go on with events as they come")
 	f.IntVar(&limit, "limit", 0, "stop after so many; 0 prints all")
-	cmd.AddCommand(a.eventsVerifyCommand())
+	cmd.AddCommand(a.eventsExportCommand(), a.eventsVerifyCommand())
 	return cmd
+}
+
+func (f *eventFilter) flags(flags *pflag.FlagSet) {
+	flags.StringVar(&f.run, "run", "", "events of this run")
+	flags.StringVar(&f.task, "task", "", "events of this task")
+	flags.StringVar(&f.thread, "thread", "", "events of this thread")
+	flags.StringSliceVar(&f.types, "type", nil, "stored type, such as subagent.end; may be repeated or joined by commas")
+	flags.Uint64Var(&f.after, "after-seq", 0, "only events after this sequence")
+	flags.BoolVar(&f.allAttempts, "all-attempts", false, "with --task: also what attempts told that were followed by another one")
 }
 
 // split takes lists apart that came with blanks.

@@ -155,6 +155,22 @@ func TestWorkWithARunningSystem(t *testing.T) {
 	if got := strings.Count(do("events", "--limit", "2", "--type", "run.started,run.completed").want(t, 0).stdout, "\n"); got != 2 {
 		t.Errorf("--limit 2 prints %d events", got)
 	}
+	// An export is all of them, and goes on behind what the file has.
+	all := do("events").want(t, 0).stdout
+	if r := do("events", "export").want(t, 0); r.stdout != all || !strings.Contains(r.stderr, "events, up to seq") {
+		t.Errorf("events export prints %d bytes and %q, want the %d that events prints", len(r.stdout), r.stderr, len(all))
+	}
+	file := filepath.Join(dir, "export.jsonl")
+	if err := os.WriteFile(file, []byte(all[:len(all)/2]), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		do("events", "export", "--file", file).want(t, 0)
+		if b, err := os.ReadFile(file); err != nil || string(b) != all {
+			t.Errorf("the file holds %d bytes, %v; want %d", len(b), err, len(all))
+		}
+	}
+	contains(t, "export to a strange file", do("events", "export", "--file", filepath.Join(dir, "herdgate.yaml")).want(t, 1).stderr, "choose another file")
 	matches(t, "doctor", do("doctor").want(t, 0).stdout, `^ok +lead .* is ready$`, `^ok +model scripted`)
 	stopped(t, p)
 }

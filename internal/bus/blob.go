@@ -20,8 +20,12 @@ import (
 // ErrBlob is returned when a blob is not what its reference says.
 var ErrBlob = errors.New("blob differs from its reference")
 
-// blobChunk is the size of the pieces of a blob.
+// blobChunk is the size of the pieces of a blob, where the server takes that.
 const blobChunk = 128 << 10
+
+// PartOf is a size for a part of a message: most, or a quarter of what the server
+// takes for a whole one, so that the rest of the message has room.
+func (c *Conn) PartOf(most int) int { return min(most, int(c.NC.MaxPayload())/4) }
 
 // PutBlob stores data in the blob store under name and returns its reference.
 //
@@ -29,7 +33,7 @@ const blobChunk = 128 << 10
 // goroutine for each object that, when the object is stored quickly, now and then waits
 // for ever on a channel that is taken away before it looks.
 func (c *Conn) PutBlob(ctx context.Context, name string, data []byte) (contract.BlobRef, error) {
-	bucket := c.Names.BlobStore()
+	bucket, size := c.Names.BlobStore(), c.PartOf(blobChunk)
 	fail := func(err error) (contract.BlobRef, error) {
 		return contract.BlobRef{}, fmt.Errorf("blob %s: %w", name, err)
 	}
@@ -46,12 +50,12 @@ func (c *Conn) PutBlob(ctx context.Context, name string, data []byte) (contract.
 	sum := sha256.New()
 	_, _ = sum.Write(data) // never fails
 	info := jetstream.ObjectInfo{
-		ObjectMeta: jetstream.ObjectMeta{Name: name, Opts: &jetstream.ObjectMetaOptions{ChunkSize: blobChunk}},
+		ObjectMeta: jetstream.ObjectMeta{Name: name, Opts: &jetstream.ObjectMetaOptions{ChunkSize: uint32(size)}},
 		Bucket:     bucket, NUID: hex.EncodeToString(id[:]), Size: uint64(len(data)), Digest: jetstream.GetObjectDigestValue(sum),
 	}
 	chunks := func(nuid string) string { return "$O." + bucket + ".C." + nuid }
 	err = func() error {
-		for piece := range slices.Chunk(data, blobChunk) {
+		for piece := range slices.Chunk(data, size) {
 			if _, err := c.Publish(ctx, Write{Subject: chunks(info.NUID), Data: piece}); err != nil {
 				return err
 			}

@@ -106,8 +106,15 @@ func (c *Conn) watchOnce(ctx context.Context, w Watch, onStart func(uint64), nex
 	// consumer after a silence, it would go on with the new one, and Next wait for
 	// ever.
 	defer it.Stop()
+	// What was read: before the first message, all that is behind the start. With
+	// the newest of each subject there is no such place before the first one.
+	read := uint64(0)
+	if next > 0 {
+		read = next - 1
+	}
+	patient := c.NewPatient(it, w.Stream, w.Subjects)
 	for {
-		msg, err := it.Next(jetstream.NextContext(ctx))
+		msg, err := patient.Next(ctx, read)
 		if errors.Is(err, jetstream.ErrNoHeartbeat) {
 			continue
 		}
@@ -118,6 +125,7 @@ func (c *Conn) watchOnce(ctx context.Context, w Watch, onStart func(uint64), nex
 		if err != nil {
 			return err
 		}
+		read = meta.Sequence.Stream
 		m := Message{Subject: msg.Subject(), Seq: meta.Sequence.Stream, Time: meta.Timestamp, Header: msg.Headers(), Data: msg.Data()}
 		if err := fn(m, meta.NumPending); err != nil {
 			return err

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/herdgate/herdgate/internal/bus"
 	"github.com/herdgate/herdgate/internal/eventapi"
 	"github.com/herdgate/herdgate/internal/natstest"
 	"github.com/herdgate/herdgate/internal/pgtest"
@@ -133,22 +134,31 @@ func TestSharedRestoredDatabase(t *testing.T) {
 	}
 }
 
-// A batch with one event that the store refuses: the others are stored, that one
-// is with the dead letters, and the cursor goes past it.
-func TestSharedBadRow(t *testing.T) {
+// A batch of 500 with one event that the database refuses: the others are stored,
+// that one is with the dead letters with its reason, and the cursor goes past it.
+func TestBadRow(t *testing.T) {
 	t.Parallel()
+	for name, shared := range map[string]bool{"alone": false, "shared": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			badRow(t, shared)
+		})
+	}
+}
+
+func badRow(t *testing.T, shared bool) {
+	const size = 500
 	_, conn := natstest.New(t)
 	db := pgtest.Start(t)
-	s := start(t, conn, options{cfg: eventsink.Config{Shared: true, FlushInterval: time.Hour, BatchSize: 10}, open: postgres.Opener(db.Database(), true)})
+	s := start(t, conn, options{cfg: eventsink.Config{Shared: shared, FlushInterval: time.Hour, BatchSize: size}, open: postgres.Opener(db.Database(), shared)})
 	s.waitReady("")
-	db.SQL("db1", "ALTER TABLE events ADD CHECK (event_id NOT LIKE '%/step/5')")
+	db.SQL("db1", "ALTER TABLE events ADD CHECK (event_id NOT LIKE '%/step/377')")
 	k := newTask(1)
-	for i := range 10 {
+	for i := range size {
 		publish(t, conn, k.step(i+1))
 	}
-	got := stored(t, conn, 10)
-	if len(got) != 9 {
-		t.Errorf("%d events are stored, want 9: %v", len(got), ids(got))
+	if got := stored(t, conn, size); len(got) != size-1 {
+		t.Errorf("%d events are stored, want %d", len(got), size-1)
 	}
 	if n := s.metric("events_dead_total"); n != 1 {
 		t.Errorf("events_dead_total = %v, want 1", n)
@@ -163,7 +173,7 @@ func TestSharedBadRow(t *testing.T) {
 	if err != nil {
 		t.Fatalf("dead letter: %v", err)
 	}
-	if !strings.Contains(string(m.Data), "/step/5") {
-		t.Errorf("the dead letter holds %s, want the refused event", m.Data)
+	if reason := m.Header.Get(bus.HeaderReason); !strings.Contains(string(m.Data), "/step/377") || !strings.Contains(reason, "check constraint") {
+		t.Errorf("the dead letter holds %s, because %q; want the refused event and the database's reason", m.Data, reason)
 	}
 }

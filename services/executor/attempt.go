@@ -502,7 +502,11 @@ func (a *attempt) terminal(ctx context.Context, from contract.TaskRecord, end ou
 	rec.Writer = a.s.writer.Next()
 	_, ok, err := a.write(ctx, rec, rev)
 	if errors.Is(err, bus.ErrTooLarge) {
-		rec.Result, rec.ResultTruncated = event.Truncate(rec.Result, contract.MaxStepChars)
+		part := a.s.bus.PartOf(contract.MaxStepChars) / 6 // JSON may need six bytes for one
+		cut := rec
+		cut.Result, cut.Error = event.CutBytes(rec.Result, part), event.CutBytes(rec.Error, part)
+		cut.ResultTruncated = rec.ResultTruncated || cut.Result != rec.Result
+		rec = cut
 		_, ok, err = a.write(ctx, rec, rev)
 	}
 	if err != nil {
@@ -519,17 +523,19 @@ func (a *attempt) storeLarge(ctx context.Context, end outcome.End) outcome.End {
 	if len(end.Result) > contract.MaxResultBytes {
 		end.Result, end.ResultTruncated = event.CutBytes(end.Result, contract.MaxResultBytes), true
 	}
-	if encodedLen(end.Result) <= contract.MaxInlineResultBytes {
+	inline := a.s.bus.PartOf(contract.MaxInlineResultBytes)
+	if encodedLen(end.Result) <= inline {
 		return end
 	}
 	ref, err := a.s.bus.PutBlob(ctx, fmt.Sprintf("result.%s.%d", a.grant.TaskID, a.grant.Attempt), []byte(end.Result))
 	if err != nil {
 		a.log.Warn().Err(err).Msg("a large result could not be stored apart; it is cut")
-		end.Result, end.ResultTruncated = event.CutBytes(end.Result, contract.MaxInlineResultBytes/6), true
+		end.Result, end.ResultTruncated = event.CutBytes(end.Result, inline/6), true
 		return end
 	}
 	end.ResultRef = &ref
 	end.Result, _ = event.Truncate(end.Result, contract.MaxStepChars)
+	end.Result = event.CutBytes(end.Result, inline/6)
 	return end
 }
 

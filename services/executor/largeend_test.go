@@ -84,3 +84,49 @@ func TestLargestEnds(t *testing.T) {
 		})
 	}
 }
+
+// F-140: where a server takes little, the end gets in all the same: the result lies
+// apart, whole, and what stands in the record and the event is cut.
+func TestLargeEndsOnSmallServers(t *testing.T) {
+	t.Parallel()
+	long := strings.Repeat("<\x01é\"\u2028", 1_500_000/9)
+	for name, limit := range map[string]int32{"64 KiB": 64 << 10, "16 KiB": 16 << 10} {
+		for _, state := range []contract.State{contract.StateCompleted, contract.StateFailed} {
+			t.Run(name+" "+string(state), func(t *testing.T) {
+				t.Parallel()
+				w := newWorld(t, natstest.MaxPayload(limit))
+				w.model.answers(func(context.Context, int) (model.Response, error) {
+					if state == contract.StateFailed {
+						return model.Response{}, &model.Error{Kind: model.KindPermanent, Code: "http_400", Message: long}
+					}
+					return model.Response{Message: model.Message{Text: long}}, nil
+				})
+				writes := w.writes("t_1")
+				w.background(w.begin(w.granted("t_1", 1)))()
+				var rec contract.TaskRecord
+				natstest.Eventually(t, patience, func() (bool, string) {
+					all := writes()
+					if len(all) > 0 {
+						rec = all[len(all)-1]
+					}
+					return rec.State.Terminal(), fmt.Sprint(len(all), " writes were seen")
+				})
+				if rec.State != state {
+					t.Fatalf("state %s, error %.200q; want %s", rec.State, rec.Error, state)
+				}
+				if state == contract.StateFailed {
+					if rec.Error == "" || rec.ErrorCode != contract.ErrLLM {
+						t.Errorf("error %.100q (%s)", rec.Error, rec.ErrorCode)
+					}
+				} else if rec.ResultRef == nil {
+					t.Error("the whole result is nowhere")
+				} else if b, err := w.bus.GetBlob(w.ctx, *rec.ResultRef); err != nil || len(b) < 1_300_000 {
+					t.Errorf("the result that lies apart has %d bytes, %v", len(b), err)
+				}
+				if got := w.events("t_1"); !strings.HasSuffix(got, " "+string(state)) {
+					t.Errorf("events end with %.60q", got[max(0, len(got)-60):])
+				}
+			})
+		}
+	}
+}

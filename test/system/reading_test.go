@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"net/http"
@@ -27,8 +26,6 @@ import (
 	"github.com/herdgate/herdgate/services/eventsink"
 	"github.com/herdgate/herdgate/services/eventsink/sqlite"
 )
-
-var disconnects = flag.Bool("reading.disconnects", false, "run TestHundredDisconnects")
 
 // unsteady sends each connection to the next of several leads, and breaks the
 // first ones, some of them before their first event.
@@ -93,9 +90,6 @@ func listed(t *testing.T, c *client.Client, q client.EventQuery) []contract.Even
 // ending is there once.
 func TestHundredDisconnects(t *testing.T) {
 	t.Parallel()
-	if !*disconnects {
-		t.Skip("run it with -reading.disconnects")
-	}
 	s := New(t, Options{Model: Delegator{}})
 	c := s.Whole()
 	_, second := s.Lead("lead-2", t.TempDir())
@@ -149,7 +143,15 @@ func TestHundredDisconnects(t *testing.T) {
 		return nil
 	})
 	if id := <-worked; err != nil || id != final {
-		t.Fatalf("stream: %v; after %d events and %d disconnects it ended with run %q, want %q; the last event is %s", err, len(got), cut.cuts.Load(), final, id, text(got[max(0, len(got)-1):]))
+		stream, ierr := s.Bus.JS.Stream(timeout(t), s.Bus.Names.EventStream())
+		if ierr != nil {
+			t.Fatal(err, ierr)
+		}
+		for info := range stream.ListConsumers(timeout(t)).Info() {
+			t.Logf("consumer %s from %d: delivered %+v, %d pending, %d requests wait", info.Name, info.Config.OptStartSeq, info.Delivered, info.NumPending, info.NumWaiting)
+		}
+		t.Fatalf("stream: %v; after %d events and %d disconnects it ended with run %q, want %q; the last event is %s; the stream ends at %d",
+			err, len(got), cut.cuts.Load(), final, id, text(got[max(0, len(got)-1):]), stream.CachedInfo().State.LastSeq)
 	}
 	if n := cut.cuts.Load(); n < cut.most {
 		t.Fatalf("%d disconnects, want %d", n, cut.most)

@@ -196,6 +196,8 @@ type EventPage struct {
 	// NextAfterSeq is the after_seq of the next page.
 	NextAfterSeq uint64 `json:"next_after_seq"`
 	HasMore      bool   `json:"has_more"`
+	// PrunedSeq is the seq up to which events were deleted because of their age.
+	PrunedSeq uint64 `json:"pruned_seq,omitempty"`
 }
 
 // Gap tells that the events from FromSeq to ToSeq, both included, cannot be

@@ -34,7 +34,7 @@ const (
 	// prefetch bounds the events that are buffered for one reader, and prefetchBytes
 	// one request for them, which must hold the largest event. A bound in bytes alone
 	// costs each reader 8 MB: the library then has room for a million messages.
-	prefetch      = 32
+	prefetch      = 128
 	prefetchBytes = 2 << 20
 	// pullHeartbeat is how often the server shows life on an idle stream.
 	pullHeartbeat = 2 * time.Second
@@ -151,7 +151,7 @@ func (f *Feed) List(ctx context.Context, q Query) (Page, error) {
 		}
 		on := resp.NextAfterSeq > page.NextAfterSeq
 		page.NextAfterSeq = max(resp.NextAfterSeq, page.NextAfterSeq)
-		page.HasMore = resp.HasMore || resp.LastSeq < last
+		page.HasMore, page.PrunedSeq = resp.HasMore || resp.LastSeq < last, resp.PrunedSeq
 		if !resp.HasMore || !on || newest == 0 || len(page.Events) >= q.Limit {
 			return page, nil
 		}
@@ -409,8 +409,9 @@ func (s *stream) live(ctx context.Context) error {
 	if s.q.ThreadID != "" {
 		subject.Thread = s.q.ThreadID.Token()
 	}
+	filter := s.c.Names.Events(subject)
 	cons, err := s.c.JS.OrderedConsumer(ctx, name, jetstream.OrderedConsumerConfig{
-		FilterSubjects:    []string{s.c.Names.Events(subject)},
+		FilterSubjects:    []string{filter},
 		DeliverPolicy:     jetstream.DeliverByStartSequencePolicy,
 		OptStartSeq:       s.pos + 1,
 		InactiveThreshold: 30 * time.Second,
@@ -442,8 +443,9 @@ func (s *stream) live(ctx context.Context) error {
 	}
 	defer it.Stop()
 	s.opened = true
+	patient := s.c.NewPatient(it, name, []string{filter})
 	for {
-		msg, err := it.Next(jetstream.NextContext(ctx))
+		msg, err := patient.Next(ctx, s.pos)
 		if err != nil {
 			return fmt.Errorf("%w: %w", errBroken, err)
 		}
