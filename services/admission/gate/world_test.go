@@ -558,7 +558,9 @@ func (w *world) settle() {
 		if moved {
 			continue
 		}
-		if len(w.queue) == 0 {
+		// A deposed gate may have removed the last request while the new one still
+		// gives the executor its time to tell the end.
+		if running, _ := r.gate.Counts(); len(w.queue) == 0 && running == 0 {
 			break
 		}
 		at := r.gate.Next()
