@@ -495,9 +495,13 @@ type Delegation struct {
 	StopReason   StopReason `json:"stop_reason,omitempty"`
 	ErrorCode    ErrorCode  `json:"error_code,omitempty"`
 	ResultBrief  string     `json:"result_brief,omitempty"`
-	ModelName    string     `json:"model_name,omitempty"`
-	Usage        *Usage     `json:"usage,omitempty"`
-	CreatedAt    time.Time  `json:"created_at"`
+	// ResultSHA256 is the hexadecimal digest of the whole result.
+	ResultSHA256 string `json:"result_sha256,omitempty"`
+	// MessageID is the message of the run with which the delegation came back.
+	MessageID string    `json:"message_id,omitempty"`
+	ModelName string    `json:"model_name,omitempty"`
+	Usage     *Usage    `json:"usage,omitempty"`
+	CreatedAt time.Time `json:"created_at"`
 }
 
 // DelegationInProgress is the status of a delegation that has not come back.

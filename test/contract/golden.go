@@ -122,7 +122,8 @@ func goldenRun(full bool, status contract.RunStatus) contract.RunRecord {
 	r.Delegations = []contract.Delegation{
 		{
 			TaskID: "t_1", ToolCallID: "call_1", RunID: "r_1", Description: "Count tests", SubagentType: "searcher", Status: string(contract.ToolCompleted),
-			StopReason: contract.StopTurnCapped, ErrorCode: contract.ErrLLM, ResultBrief: "There are 12 tests.", ModelName: "main", Usage: goldenUsage(), CreatedAt: at(1),
+			StopReason: contract.StopTurnCapped, ErrorCode: contract.ErrLLM, ResultBrief: "There are 12 tests.",
+			ResultSHA256: strings.Repeat("0f", 32), MessageID: "m4", ModelName: "main", Usage: goldenUsage(), CreatedAt: at(1),
 		},
 		{TaskID: "t_2", RunID: "r_1", Description: "Count files", SubagentType: "searcher", Status: contract.DelegationInProgress, CreatedAt: at(1)},
 	}

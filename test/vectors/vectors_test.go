@@ -22,6 +22,7 @@ import (
 var runners = map[string]func(t *testing.T, c vectorCase){
 	"concurrency_clamp":   runConcurrencyClamp,
 	"total_cap":           runTotalCap,
+	"ledger_merge":        runLedgerMerge,
 	"limit_trim":          runLimitTrim,
 	"tool_filter":         runToolFilter,
 	"result_message":      runResultMessage,

@@ -8,6 +8,7 @@ import (
 
 	"github.com/herdgate/herdgate/internal/agent"
 	"github.com/herdgate/herdgate/internal/compact"
+	"github.com/herdgate/herdgate/internal/delegation"
 	"github.com/herdgate/herdgate/internal/model"
 	"github.com/herdgate/herdgate/internal/prompt"
 	"github.com/herdgate/herdgate/pkg/contract"
@@ -79,6 +80,15 @@ func (c *conversation) shorten(messages []model.Message, gone agent.Gone, kept c
 	c.Gone, c.Kept = gone, kept
 }
 
+// earlier is what a new run keeps of the ledger of its thread's last one.
+func (c conversation) earlier(own []contract.Delegation) []contract.Delegation {
+	out := delegation.Merge(c.Earlier, own)
+	for i := range out {
+		out[i].ResultBrief = bound(out[i].ResultBrief, maxLedgerResultChars)
+	}
+	return out
+}
+
 // guidance is what to do about a delegation that has ended so (LEDGER-11).
 func guidance(e contract.Delegation) string {
 	switch e.Status {
@@ -95,19 +105,21 @@ func guidance(e contract.Delegation) string {
 }
 
 // ledgerInView is the ledger as the model is shown it once older messages are gone:
-// data, the newest first.
+// data, the newest first. Those of the thread's earlier runs are among them, because a
+// summary may have taken the place of their results.
 func (d *drive) ledgerInView() string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.conv.Kept.Summary == "" || len(d.rec.Delegations) == 0 {
+	ledger := delegation.Merge(d.conv.Earlier, d.rec.Delegations)
+	if d.conv.Kept.Summary == "" || len(ledger) == 0 {
 		return ""
 	}
 	oneLine := func(s string, n int) string { return compact.Escape(strings.Join(strings.Fields(bound(s, n)), " ")) }
 	var b strings.Builder
-	b.WriteString("Delegations of this run, the newest first:")
+	b.WriteString("Delegations, the newest first:")
 	left := maxLedgerChars
-	for i := len(d.rec.Delegations) - 1; i >= 0; i-- {
-		e := d.rec.Delegations[i]
+	for i := len(ledger) - 1; i >= 0; i-- {
+		e := ledger[i]
 		line := fmt.Sprintf("\n- %s (%s), %s: %s", oneLine(e.Description, ledgerDescriptionChars), oneLine(e.SubagentType, 64), e.Status, guidance(e))
 		if e.ResultBrief != "" {
 			line += ". Result: " + oneLine(e.ResultBrief, maxLedgerResultChars)

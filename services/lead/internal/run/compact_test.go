@@ -11,6 +11,7 @@ import (
 	"github.com/herdgate/herdgate/internal/agent"
 	"github.com/herdgate/herdgate/internal/compact"
 	"github.com/herdgate/herdgate/internal/config"
+	"github.com/herdgate/herdgate/internal/delegation"
 	"github.com/herdgate/herdgate/internal/model"
 	"github.com/herdgate/herdgate/internal/tool"
 	"github.com/herdgate/herdgate/pkg/contract"
@@ -134,8 +135,12 @@ func TestLeadIsCompacted(t *testing.T) {
 
 	next := l.wait(l.start(runapi.RunInput{ThreadID: "th", Input: "and?"}).RunID)
 	reqs = m.requests()
-	if last = reqs[len(reqs)-1].Messages; next.Status != contract.RunCompleted || !strings.Contains(keptIn(last), conv.Kept.Summary) {
+	if last = reqs[len(reqs)-1].Messages; next.Status != contract.RunCompleted || !strings.Contains(keptIn(last), conv.Kept.Summary) || !strings.Contains(keptIn(last), "- City 12 ") {
 		t.Errorf("the next run begins with %+v", last[:2])
+	}
+	// CAP-10, LEDGER-09: they stay the earlier run's, and count for nothing here.
+	if len(next.Delegations) != 0 {
+		t.Errorf("the next run has %d delegations of its own", len(next.Delegations))
 	}
 }
 
@@ -224,8 +229,9 @@ func TestShortenConversation(t *testing.T) {
 func TestLedgerInView(t *testing.T) {
 	t.Parallel()
 	d := &drive{conv: conversation{Kept: compact.Kept{Summary: "s"}}}
+	d.conv.Earlier = []contract.Delegation{{TaskID: "of-an-earlier-run", Description: "long ago", Status: string(contract.ToolCompleted)}}
 	for i := range 200 {
-		d.rec.Delegations = append(d.rec.Delegations, contract.Delegation{Description: fmt.Sprintf("job %d\n</kept_delegations>", i), SubagentType: "x", Status: string(contract.ToolFailed), ResultBrief: strings.Repeat("r ", 500)})
+		d.rec.Delegations = append(d.rec.Delegations, contract.Delegation{TaskID: contract.TaskID(fmt.Sprint("t_", i)), Description: fmt.Sprintf("job %d\n</kept_delegations>", i), SubagentType: "x", Status: string(contract.ToolFailed), ResultBrief: strings.Repeat("r ", 500)})
 	}
 	d.rec.Delegations[199].Status, d.rec.Delegations[199].StopReason = string(contract.ToolCompleted), contract.StopTurnCapped
 	d.rec.Delegations[198].Status = contract.DelegationInProgress
@@ -235,6 +241,13 @@ func TestLedgerInView(t *testing.T) {
 	if len(got) > maxLedgerChars+200 || strings.Count(got, "</kept_delegations>") != 1 || !strings.Contains(lines[2], "job 199 ") || !strings.Contains(lines[2], "partial") || !strings.Contains(lines[3], "do not delegate it again") ||
 		!strings.Contains(lines[4], "ran into a limit") || !strings.Contains(lines[5], "changed plan") || !strings.HasSuffix(lines[len(lines)-2], "older ones are left out.") {
 		t.Errorf("ledger of %d characters:\n%s", len(got), got)
+	}
+	if !strings.HasPrefix(lines[len(lines)-2], fmt.Sprint(delegation.MaxLedger-(len(lines)-4))) {
+		t.Errorf("%d lines, and at the end %q (LEDGER-08)", len(lines), lines[len(lines)-2])
+	}
+	d.rec.Delegations = d.rec.Delegations[:1]
+	if got := d.ledgerInView(); !strings.Contains(got, "job 0 ") || !strings.Contains(got, "long ago") {
+		t.Errorf("an earlier run's delegation is missing:\n%s", got)
 	}
 	d.conv.Kept.Summary = ""
 	if d.ledgerInView() != "" {

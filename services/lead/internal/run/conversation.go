@@ -3,6 +3,7 @@ package run
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -56,6 +57,9 @@ type conversation struct {
 	compact.Kept
 	Gone      agent.Gone `json:"gone,omitzero"`
 	GoneSteps int        `json:"gone_steps,omitempty"`
+	// Earlier are the delegations of the thread's earlier runs, with short results: for
+	// the model to see, not to count (CAP-10).
+	Earlier []contract.Delegation `json:"earlier_delegations,omitempty"`
 	// UserID and UserRole are on whose behalf the run works.
 	UserID   string `json:"user_id,omitempty"`
 	UserRole string `json:"user_role,omitempty"`
@@ -319,41 +323,37 @@ func lastAssistant(messages []model.Message) int {
 // capture adds the `task` calls of an assistant message to the ledger, as they
 // are after trimming (CAP-15). Number is the message's among the assistant's.
 func capture(ledger []contract.Delegation, run contract.RunID, msg model.Message, number int, now time.Time) []contract.Delegation {
-	known := make(map[contract.TaskID]bool, len(ledger))
-	for _, d := range ledger {
-		known[d.TaskID] = true
-	}
+	var calls []contract.Delegation
 	for i, call := range msg.ToolCalls {
 		if call.Name != taskTool {
 			continue
 		}
 		id := contract.NewTaskID(run, number, i)
-		if known[id] {
-			continue
+		if slices.ContainsFunc(ledger, func(d contract.Delegation) bool { return d.TaskID == id }) {
+			continue // a message that is captured again tells nothing new of it
 		}
 		d := contract.Delegation{TaskID: id, ToolCallID: bound(call.ID, 256), RunID: run, Status: contract.DelegationInProgress, CreatedAt: now.UTC()}
 		if args, err := decodeTaskArgs([]byte(call.Args)); err == nil {
 			d.SubagentType = bound(args.SubagentType, 128)
 			d.Description = bound(args.describe(), ledgerDescriptionChars)
 		}
-		ledger = append(ledger, d)
+		calls = append(calls, d)
 	}
-	return ledger
+	return delegation.Merge(ledger, calls)
 }
 
-// settle writes how a delegation ended into its entry. An entry that has ended
-// stays as it is (LEDGER-06). It reports whether anything changed.
-func settle(ledger []contract.Delegation, id contract.TaskID, o outcomeOf) bool {
-	for i := range ledger {
-		d := &ledger[i]
+// settle writes how a delegation ended into its entry. An entry that has ended stays
+// as it is (LEDGER-06): whoever settles it again has seen less.
+func settle(ledger []contract.Delegation, id contract.TaskID, o outcomeOf) []contract.Delegation {
+	for _, d := range ledger {
 		if d.TaskID != id || d.Status != contract.DelegationInProgress {
 			continue
 		}
 		d.Status, d.StopReason, d.ErrorCode = string(o.Status), o.StopReason, o.ErrorCode
-		d.ResultBrief, d.ModelName, d.Usage = o.Brief, o.ModelName, o.Usage
-		return true
+		d.ResultBrief, d.ResultSHA256, d.ModelName, d.Usage = o.Brief, o.SHA256, o.ModelName, o.Usage
+		return delegation.Merge(ledger, []contract.Delegation{d})
 	}
-	return false
+	return ledger
 }
 
 // outcomeOf is how one delegation ended, for the ledger.
@@ -362,6 +362,7 @@ type outcomeOf struct {
 	StopReason contract.StopReason
 	ErrorCode  contract.ErrorCode
 	Brief      string
+	SHA256     string
 	ModelName  string
 	Usage      *contract.Usage
 }

@@ -362,12 +362,12 @@ func (e *Engine) Start(ctx context.Context, in runapi.RunInput) (contract.RunRec
 		return contract.RunRecord{}, fmt.Errorf("start run: %w", err)
 	}
 	rec.Options = e.options(in, limits)
-	conv := conversation{UserID: in.UserID, UserRole: in.UserRole}
-	if conv.Messages, conv.Kept, err = e.history(ctx, rec.Tenant, rec.ThreadID); err != nil {
+	conv, err := e.history(ctx, rec.Tenant, rec.ThreadID)
+	if err != nil {
 		e.release()
 		return contract.RunRecord{}, fmt.Errorf("start run: history of the thread: %w", err)
 	}
-	conv.History = len(conv.Messages)
+	conv.UserID, conv.UserRole = in.UserID, in.UserRole
 	conv.Messages = append(conv.Messages, model.Message{Role: model.RoleUser, Text: in.Input})
 	number(conv.Messages, 0)
 

@@ -10,7 +10,6 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/herdgate/herdgate/internal/bus"
-	"github.com/herdgate/herdgate/internal/compact"
 	"github.com/herdgate/herdgate/internal/event"
 	"github.com/herdgate/herdgate/internal/eventwrite"
 	"github.com/herdgate/herdgate/internal/model"
@@ -328,10 +327,10 @@ func (e *Engine) pointer(ctx context.Context, subject string) (pointer, uint64, 
 
 // history returns the messages that a new run of the thread goes on from, and what
 // is known of those before them.
-func (e *Engine) history(ctx context.Context, tenant contract.Tenant, thread contract.ThreadID) ([]model.Message, compact.Kept, error) {
+func (e *Engine) history(ctx context.Context, tenant contract.Tenant, thread contract.ThreadID) (conversation, error) {
 	p, _, err := e.pointer(ctx, e.c.RunKV(contract.ThreadKey(tenant, thread)))
 	if err != nil {
-		return nil, compact.Kept{}, outside(err)
+		return conversation{}, outside(err)
 	}
 	for _, id := range []contract.RunID{p.RunID, p.Previous} {
 		if id == "" {
@@ -342,7 +341,7 @@ func (e *Engine) history(ctx context.Context, tenant contract.Tenant, thread con
 			continue
 		}
 		if errors.Is(err, bus.ErrDoubt) {
-			return nil, compact.Kept{}, outside(err)
+			return conversation{}, outside(err)
 		}
 		var conv conversation
 		if err == nil {
@@ -352,7 +351,8 @@ func (e *Engine) history(ctx context.Context, tenant contract.Tenant, thread con
 			e.deps.Log.Warn().Err(err).Str("run", string(id)).Msg("a thread's last run cannot be read; going on without it")
 			continue
 		}
-		return conv.history(maxHistoryBytes), conv.Kept, nil
+		messages := conv.history(maxHistoryBytes)
+		return conversation{Messages: messages, History: len(messages), Kept: conv.Kept, Earlier: conv.earlier(rec.Delegations)}, nil
 	}
-	return nil, compact.Kept{}, nil
+	return conversation{}, nil
 }

@@ -281,7 +281,7 @@ func TestForgottenEndIsTold(t *testing.T) {
 		m, err := w.conn.Last(t.Context(), w.conn.RunStream(), w.conn.RunKV(contract.RunLeaseKey(rec.RunID)))
 		return err == nil && m.Deleted(), fmt.Sprintf("lease: %v", err)
 	})
-	if got, _, err := l.history(t.Context(), "default", "t"); err != nil || len(got) != 2 {
+	if got, err := l.history(t.Context(), "default", "t"); err != nil || len(got.Messages) != 2 {
 		t.Errorf("history = %v, %v", got, err)
 	}
 }
@@ -467,8 +467,8 @@ func TestLargeResults(t *testing.T) {
 	if n := len(rec.Messages); n > maxRecordBytes {
 		t.Errorf("the record keeps %d bytes of messages", n)
 	}
-	if got, _, err := l.history(t.Context(), "default", "t"); err != nil || sizeOf(got) > maxHistoryBytes || len(got) == 0 {
-		t.Errorf("the next run would take over %d bytes: %v", sizeOf(got), err)
+	if got, err := l.history(t.Context(), "default", "t"); err != nil || sizeOf(got.Messages) > maxHistoryBytes || len(got.Messages) == 0 {
+		t.Errorf("the next run would take over %d bytes: %v", sizeOf(got.Messages), err)
 	}
 }
 

@@ -435,8 +435,15 @@ func (d *drive) record(ctx context.Context, msg model.Message, usage *contract.U
 			msg.Metadata = stamp(msg)
 			answer, number, _ := conv.open()
 			for i, call := range answer.ToolCalls {
-				if call.ID == msg.ToolCallID {
-					settle(rec.Delegations, contract.NewTaskID(d.id, number, i), outcomeOf{Status: contract.ToolFailed, ErrorCode: contract.ErrInvalidRequest, Brief: brief(msg.Text)})
+				if call.ID != msg.ToolCallID {
+					continue
+				}
+				id := contract.NewTaskID(d.id, number, i)
+				rec.Delegations = settle(rec.Delegations, id, outcomeOf{Status: contract.ToolFailed, ErrorCode: contract.ErrInvalidRequest, Brief: brief(msg.Text)})
+				for j := range rec.Delegations {
+					if rec.Delegations[j].TaskID == id {
+						rec.Delegations[j].MessageID = msg.ID
+					}
 				}
 			}
 		}

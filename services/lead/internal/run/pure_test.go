@@ -186,10 +186,10 @@ func TestLedger(t *testing.T) {
 	if len(l) != 2 || l[0].TaskID != contract.NewTaskID("r_1", 4, 1) || l[1].TaskID != contract.NewTaskID("r_1", 4, 2) || len([]rune(l[0].Description)) != 200 {
 		t.Fatalf("ledger = %+v", l)
 	}
-	if !settle(l, l[0].TaskID, outcomeOf{Status: contract.ToolCompleted, Usage: &contract.Usage{TotalTokens: 5}}) {
+	if l = settle(l, l[0].TaskID, outcomeOf{Status: contract.ToolCompleted, Usage: &contract.Usage{TotalTokens: 5}}); l[0].Status != "completed" {
 		t.Error("the entry was not settled")
 	}
-	if settle(l, l[0].TaskID, outcomeOf{Status: contract.ToolFailed}) || l[0].Status != "completed" {
+	if l = settle(l, l[0].TaskID, outcomeOf{Status: contract.ToolFailed}); l[0].Status != "completed" {
 		t.Errorf("an ended entry became %s", l[0].Status)
 	}
 	if u := totalUsage(nil, l); u == nil || u.TotalTokens != 5 {

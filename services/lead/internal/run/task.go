@@ -2,6 +2,7 @@ package run
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -334,7 +335,11 @@ func (t *task) abandon(ctx context.Context, id contract.TaskID, seen <-chan stru
 func (t *task) cancelled(ctx context.Context, id contract.TaskID, cause error) (ended, error) {
 	if rec, err := t.record(ctx, id); err == nil && rec.State.Terminal() {
 		o := t.fromRecord(ctx, rec)
-		if err := t.settle(id, o); err != nil {
+		_, meta, err := o.told()
+		if err == nil {
+			err = t.settle(id, o, meta)
+		}
+		if err != nil {
 			return ended{}, err
 		}
 	}
@@ -396,12 +401,10 @@ func (t *task) refuse(id contract.TaskID, code contract.ErrorCode, text string) 
 
 // result settles the ledger's entry and makes what the model reads.
 func (t *task) result(id contract.TaskID, o ended) (tool.Result, error) {
-	if err := t.settle(id, o); err != nil {
-		return tool.Result{}, err
+	text, meta, err := o.told()
+	if err == nil {
+		err = t.settle(id, o, meta)
 	}
-	text, summary := delegation.ResultMessage(o.facts.Status, o.facts.Result, o.facts.Error, o.facts.StopReason)
-	o.facts.Error = summary.MetadataError
-	meta, err := delegation.Metadata(o.facts)
 	if err != nil {
 		return tool.Result{}, err
 	}
@@ -410,18 +413,23 @@ func (t *task) result(id contract.TaskID, o ended) (tool.Result, error) {
 	return tool.Result{Text: prompt.Defuse(text), IsError: o.facts.Status != contract.ToolCompleted, Metadata: meta}, nil
 }
 
-// settle stores how the delegation ended, and what it spent, in the ledger.
-func (t *task) settle(id contract.TaskID, o ended) error {
-	text := o.facts.Result
-	if o.facts.Status != contract.ToolCompleted {
-		_, s := delegation.ResultMessage(o.facts.Status, "", o.facts.Error, o.facts.StopReason)
-		text = s.MetadataError
-	}
+// told returns what the lead's model and its program are told of the end.
+func (o ended) told() (text string, meta map[string]any, err error) {
+	text, summary := delegation.ResultMessage(o.facts.Status, o.facts.Result, o.facts.Error, o.facts.StopReason)
+	o.facts.Error = summary.MetadataError
+	meta, err = delegation.Metadata(o.facts)
+	return text, meta, err
+}
+
+// settle stores how the delegation ended, and what it spent, in the ledger: what the
+// metadata say, and never what a text says (LEDGER-02, LEDGER-03).
+func (t *task) settle(id contract.TaskID, o ended, meta map[string]any) error {
+	told, _ := delegation.ReadMetadata(meta)
 	out := outcomeOf{
-		Status: o.facts.Status, StopReason: o.facts.StopReason, ErrorCode: o.code,
-		Brief: brief(text), ModelName: o.facts.ModelName, Usage: o.facts.Usage,
+		Status: told.Status, StopReason: told.StopReason, ErrorCode: o.code,
+		Brief: cmp.Or(told.ResultBrief, told.Error), SHA256: told.ResultSHA256, ModelName: told.ModelName, Usage: o.facts.Usage,
 	}
-	return t.d.write(t.d.life, func(rec *contract.RunRecord, _ *conversation) { settle(rec.Delegations, id, out) })
+	return t.d.write(t.d.life, func(rec *contract.RunRecord, _ *conversation) { rec.Delegations = settle(rec.Delegations, id, out) })
 }
 
 // retryUnavailable repeats a read that cannot be made at the moment, for as
