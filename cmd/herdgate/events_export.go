@@ -9,6 +9,8 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -33,7 +35,8 @@ those that are there when it begins to read the last page, and ends. Nothing is 
 silently: what is no longer kept is told, and an export that breaks off says where.
 
 With --file it writes to that file, and if the file is there already goes on behind its
-last event: run it again to bring the file up to date.`,
+last event: run it again, with the same filters, to bring the file up to date. A file that
+holds anything else, or an event that does not match the filters, is left as it is.`,
 		Example: `  herdgate events export > events.jsonl
   herdgate events export --file events.jsonl
   herdgate events export --thread THREAD_ID --type subagent.end`,
@@ -42,11 +45,11 @@ last event: run it again to bring the file up to date.`,
 			if err != nil {
 				return err
 			}
-			x := exporter{c: c, q: f.query(), after: f.after, out: cmd.OutOrStdout(), log: cmd.ErrOrStderr(), patience: exportPatience}
+			x := exporter{c: c, q: f.query(), filters: f.String(), after: f.after, out: cmd.OutOrStdout(), log: cmd.ErrOrStderr(), patience: exportPatience}
 			if file == "" {
 				return a.explain(x.run(cmd.Context(), ""))
 			}
-			out, last, err := openExport(file)
+			out, last, err := openExport(file, f.matches)
 			if err != nil {
 				return err
 			}
@@ -61,10 +64,14 @@ last event: run it again to bring the file up to date.`,
 	return cmd
 }
 
-// openExport opens a file for more lines and returns the seq of its last event. A
-// last line that is not whole, because an export was ended in the middle of it, is
-// taken away.
-func openExport(path string) (_ *os.File, last uint64, err error) {
+// openExport opens a file for more lines and returns the seq of its last event. Each of
+// its lines must be an event that fits. A last line that is not whole, because an export
+// was ended in the middle of it, is taken away, but only behind a whole one: nothing
+// else tells it from a file of somebody else's, which must stay as it is.
+func openExport(path string, fits func(contract.EventRecord) bool) (_ *os.File, last uint64, err error) {
+	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
+		return nil, 0, fmt.Errorf("--file: %s is no ordinary file; leave --file out to write to standard output", path)
+	}
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return nil, 0, fmt.Errorf("--file: %w", err)
@@ -78,33 +85,34 @@ func openExport(path string) (_ *os.File, last uint64, err error) {
 	var size int64
 	for n := 1; ; n++ {
 		line, err := r.ReadBytes('\n')
-		if errors.Is(err, io.EOF) {
-			break // without a line's end it is not whole
-		}
-		if err != nil {
+		switch {
+		case errors.Is(err, io.EOF) && (len(line) == 0 || size > 0):
+			if err := f.Truncate(size); err != nil {
+				return nil, 0, fmt.Errorf("--file: %w", err)
+			}
+			if _, err := f.Seek(size, io.SeekStart); err != nil {
+				return nil, 0, fmt.Errorf("--file: %w", err)
+			}
+			return f, last, nil
+		case err != nil && !errors.Is(err, io.EOF):
 			return nil, 0, fmt.Errorf("--file: %w", err)
 		}
-		var rec struct {
-			Seq uint64 `json:"seq"`
+		var rec contract.EventRecord
+		if err != nil || json.Unmarshal(bytes.TrimSpace(line), &rec) != nil || rec.EventID == "" || rec.EventType == "" || rec.Seq <= last {
+			return nil, 0, fmt.Errorf("--file: %s:%d is not the next event of an export (%.80q), and the file was left as it is; choose another file", path, n, line)
 		}
-		if err := json.Unmarshal(bytes.TrimSpace(line), &rec); err != nil || rec.Seq <= last {
-			return nil, 0, fmt.Errorf("--file: %s:%d is not the next event of an export (%.80q); choose another file", path, n, line)
+		if !fits(rec) {
+			return nil, 0, fmt.Errorf("--file: %s:%d, event %d, does not match the filters, so the file is of another export and was left as it is; choose another file, or the filters that it was begun with", path, n, rec.Seq)
 		}
 		last, size = rec.Seq, size+int64(len(line))
 	}
-	if err := f.Truncate(size); err != nil {
-		return nil, 0, fmt.Errorf("--file: %w", err)
-	}
-	if _, err := f.Seek(size, io.SeekStart); err != nil {
-		return nil, 0, fmt.Errorf("--file: %w", err)
-	}
-	return f, last, nil
 }
 
 // exporter writes what matches q after the seq after.
 type exporter struct {
 	c        *client.Client
 	q        client.EventQuery
+	filters  string // as they are given to the command
 	after    uint64
 	out      io.Writer
 	log      io.Writer
@@ -114,7 +122,7 @@ type exporter struct {
 
 func (x *exporter) run(ctx context.Context, file string) error {
 	if err := x.pages(ctx); err != nil {
-		again := fmt.Sprintf("herdgate events export --after-seq %d", x.after)
+		again := fmt.Sprintf("herdgate events export%s --after-seq %d", x.filters, x.after)
 		if file != "" {
 			again = "the same command"
 		}
@@ -126,7 +134,7 @@ func (x *exporter) run(ctx context.Context, file string) error {
 
 func (x *exporter) pages(ctx context.Context) error {
 	x.q.Limit = wire.DefaultEvents
-	told := false
+	told := uint64(0) // up to where it was told that events are gone
 	growing := pause.Growing(50*time.Millisecond, time.Second)
 	good := time.Now()
 	for {
@@ -137,11 +145,12 @@ func (x *exporter) pages(ctx context.Context) error {
 			return ctx.Err()
 		case err != nil && (errors.As(err, &refused) && refused.Status < 500 || x.count == 0 || time.Since(good) > x.patience):
 			return err
-		case err == nil && page.PrunedSeq > x.after && !told:
-			told = true
-			if _, err := fmt.Fprintf(x.log, "the events %d to %d are no longer kept\n", x.after+1, page.PrunedSeq); err != nil {
+		case err == nil && page.PrunedSeq > max(x.after, told):
+			// Retention may overtake an export more than once.
+			if _, err := fmt.Fprintf(x.log, "the events %d to %d are no longer kept\n", max(x.after, told)+1, page.PrunedSeq); err != nil {
 				return err
 			}
+			told = page.PrunedSeq
 		}
 		for _, rec := range page.Events {
 			if err := printJSONLine(x.out, rec); err != nil {
@@ -181,4 +190,38 @@ func (f *eventFilter) query() client.EventQuery {
 	return client.EventQuery{
 		RunID: contract.RunID(f.run), TaskID: contract.TaskID(f.task), ThreadID: contract.ThreadID(f.thread), Types: split(f.types), AllAttempts: f.allAttempts,
 	}
+}
+
+// matches reports whether an event is one that the filter selects, as far as the event
+// itself tells.
+func (f *eventFilter) matches(rec contract.EventRecord) bool {
+	types := split(f.types)
+	return (f.run == "" || string(rec.RunID) == f.run) && (f.task == "" || string(rec.TaskID) == f.task) &&
+		(f.thread == "" || string(rec.ThreadID) == f.thread) && (len(types) == 0 || slices.Contains(types, rec.EventType))
+}
+
+// String is the filter as it is given to the command, all but where to begin.
+func (f *eventFilter) String() string {
+	var b strings.Builder
+	add := func(flag, value string) {
+		if value != "" {
+			fmt.Fprintf(&b, " --%s %s", flag, quoted(value))
+		}
+	}
+	add("run", f.run)
+	add("task", f.task)
+	add("thread", f.thread)
+	add("type", strings.Join(split(f.types), ","))
+	if f.allAttempts {
+		b.WriteString(" --all-attempts")
+	}
+	return b.String()
+}
+
+// quoted is an argument as a shell takes it.
+func quoted(s string) string {
+	if strings.Trim(s, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.,:/") == "" {
+		return s
+	}
+	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
 }
