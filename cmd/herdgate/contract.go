@@ -151,7 +151,7 @@ func describeContract(n contract.Names) description {
 		Streams: map[string]string{
 			"work": n.WorkStream(), "grants": n.GrantStream(), "events": n.EventStream(), "dead": n.DeadStream(), "advisories": n.AdvisoryStream(),
 		},
-		Buckets: map[string]string{"tasks": n.TaskBucket(), "runs": n.RunBucket(), "blobs": n.BlobStore()},
+		Buckets: map[string]string{"tasks": n.TaskBucket(), "runs": n.RunBucket(), "agents": n.AgentBucket(), "blobs": n.BlobStore()},
 		Keys: map[string]string{
 			"task": contract.TaskKey(task), "lease": contract.LeaseKey(task), "cancel": contract.CancelKey(task), "trial": contract.TrialKey(task),
 			"leader": contract.LeaderKey, "limits": contract.LimitsKey, "run": contract.RunKey(run),

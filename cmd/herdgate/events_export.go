@@ -36,7 +36,9 @@ silently: what is no longer kept is told, and an export that breaks off says whe
 
 With --file it writes to that file, and if the file is there already goes on behind its
 last event: run it again, with the same filters, to bring the file up to date. A file that
-holds anything else, or an event that does not match the filters, is left as it is.`,
+holds anything else, or an event that does not match --run, --task, --thread and --type, is
+left as it is. Whether it was begun with narrower filters, --after-seq or --all-attempts
+does not show in it: nobody checks that.`,
 		Example: `  herdgate events export > events.jsonl
   herdgate events export --file events.jsonl
   herdgate events export --thread THREAD_ID --type subagent.end`,
@@ -49,14 +51,7 @@ holds anything else, or an event that does not match the filters, is left as it 
 			if file == "" {
 				return a.explain(x.run(cmd.Context(), ""))
 			}
-			out, last, err := openExport(file, f.matches)
-			if err != nil {
-				return err
-			}
-			w := bufio.NewWriter(out)
-			x.out, x.after = w, max(f.after, last)
-			err = x.run(cmd.Context(), file)
-			return a.explain(errors.Join(err, w.Flush(), out.Sync(), out.Close()))
+			return a.explain(x.toFile(cmd.Context(), file, f.matches))
 		},
 	}
 	f.flags(cmd.Flags())
@@ -118,6 +113,18 @@ type exporter struct {
 	log      io.Writer
 	patience time.Duration
 	count    int
+}
+
+// toFile writes behind what the file has already.
+func (x *exporter) toFile(ctx context.Context, file string, fits func(contract.EventRecord) bool) error {
+	out, last, err := openExport(file, fits)
+	if err != nil {
+		return err
+	}
+	w := bufio.NewWriter(out)
+	x.out, x.after = w, max(x.after, last)
+	err = x.run(ctx, file)
+	return errors.Join(err, w.Flush(), out.Sync(), out.Close())
 }
 
 func (x *exporter) run(ctx context.Context, file string) error {

@@ -19,8 +19,8 @@ func (a *app) eventsVerifyCommand() *cobra.Command {
 		Use: "verify", Short: "compare the events with the records and the event store", Args: cobra.NoArgs,
 		Long: `Compares the event stream with the records of tasks and runs and with the event
 store: ends without their event, events without a record, a wrong order, gaps in
-message_index, events that are there twice, events that the store lacks or that it alone
-has. The system may run meanwhile. The exit code is 1 when something is found and not
+message_index, events that are there twice, events that the store lacks, holds otherwise
+or alone has. The system may run meanwhile. The exit code is 1 when something is found and not
 mended.
 
 With --repair an end that is missing is stored, made from its record: with the id that it

@@ -2,12 +2,15 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -65,9 +68,37 @@ func TestOpenExport(t *testing.T) {
 			t.Errorf("%s: the file holds %q, %v; want %q", name, b, err, c.left)
 		}
 	}
-	if _, _, err := openExport(dir, nil); err == nil || !strings.Contains(err.Error(), "no ordinary file") {
-		t.Errorf("a folder: %v", err)
+
+	// What is no file is refused, and nobody waits for the other end of a pipe; a link
+	// stands for what it leads to.
+	pipe, link := filepath.Join(dir, "pipe"), filepath.Join(dir, "link")
+	if err := errors.Join(syscall.Mkfifo(pipe, 0o600), os.Symlink("target", link)); err != nil {
+		t.Fatal(err)
 	}
+	open := func(path, want string) {
+		t.Helper()
+		f, _, err := openExport(path, (&eventFilter{}).matches)
+		if err == nil {
+			err = f.Close()
+		}
+		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%s: %v, want %q", path, err, want)
+		}
+	}
+	open(dir, "is no ordinary file")
+	open(pipe, "is no ordinary file")
+	open(filepath.Join(dir, "nowhere", "events.jsonl"), "--file: ")
+	open(link, "") // to nothing: that is made
+	for text, want := range map[string]string{three: "", three[:9]: "link:1 is not the next event"} {
+		if err := os.WriteFile(filepath.Join(dir, "target"), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		open(link, want)
+		if b, err := os.ReadFile(filepath.Join(dir, "target")); err != nil || string(b) != text {
+			t.Errorf("behind the link is %q, %v; want %q", b, err, text)
+		}
+	}
+	open(link+"/", "--file: ")
 }
 
 // An export asks for what was chosen, tells each time that retention has overtaken it,
@@ -123,4 +154,74 @@ func TestExport(t *testing.T) {
 			}
 		}
 	}
+}
+
+// An export to a file survives a connection that breaks, ends when nobody answers any
+// more, and the same command goes on behind it: each event is there once. Another
+// filter is refused, and the file stays as it is.
+func TestExportGoesOn(t *testing.T) {
+	t.Parallel()
+	const events = 9
+	asked := 0
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		after, err := strconv.Atoi(r.URL.Query().Get("after_seq"))
+		if err != nil && r.URL.Query().Has("after_seq") {
+			t.Error(err)
+		}
+		page := wire.EventPage{NextAfterSeq: uint64(min(after+2, events)), HasMore: after+2 < events}
+		for seq := uint64(after) + 1; seq <= page.NextAfterSeq; seq++ {
+			page.Events = append(page.Events, contract.EventRecord{Seq: seq, EventID: fmt.Sprint("e", seq), RunID: "r", EventType: "subagent.step", CreatedAt: time.Unix(0, 0)})
+		}
+		b, err := json.Marshal(page)
+		if err != nil {
+			t.Error(err)
+		}
+		w.Header().Set("Content-Length", strconv.Itoa(len(b)))
+		if asked++; asked == 4 || asked == 6 {
+			_, _ = w.Write(b[:len(b)/2]) // and the connection is closed, because the rest is missing
+			return
+		}
+		_, _ = w.Write(b)
+	}))
+	defer srv.Close()
+	c, err := client.New(srv.URL, "", srv.Client())
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "events.jsonl")
+	export := func(f eventFilter, patience time.Duration) (log string, err error) {
+		var b strings.Builder
+		err = (&exporter{c: c, q: f.query(), filters: f.String(), log: &b, patience: patience}).toFile(t.Context(), file, f.matches)
+		return b.String(), err
+	}
+	holds := func(n int) {
+		t.Helper()
+		b, err := os.ReadFile(file)
+		lines := strings.Split(string(b), "\n")
+		if err != nil || len(lines) != n+1 {
+			t.Fatalf("%v, the file holds %q, want %d events", err, b, n)
+		}
+		for i, line := range lines[:n] {
+			if !strings.HasPrefix(line, fmt.Sprintf(`{"seq":%d,"event_id":"e%d"`, i+1, i+1)) {
+				t.Errorf("line %d is %q", i+1, line)
+			}
+		}
+	}
+	of := eventFilter{run: "r"}
+	if _, err := export(of, 0); err == nil || !strings.HasPrefix(err.Error(), "the export stopped after 6 events, at seq 6; go on with the same command: ") {
+		t.Errorf("it ended with %v", err)
+	}
+	holds(6)
+	if _, err := export(eventFilter{run: "other"}, time.Minute); err == nil || !strings.Contains(err.Error(), "events.jsonl:1, event 1, does not match the filters") {
+		t.Errorf("another run: %v", err)
+	}
+	holds(6)
+	if log, err := export(of, time.Minute); err != nil || log != "3 events, up to seq 9\n" {
+		t.Errorf("going on: %q, %v", log, err)
+	}
+	holds(events)
+	if log, err := export(of, time.Minute); err != nil || log != "0 events, up to seq 9\n" {
+		t.Errorf("once more: %q, %v", log, err)
+	}
+	holds(events)
 }

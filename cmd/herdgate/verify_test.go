@@ -2,7 +2,11 @@ package main
 
 import (
 	"context"
+	"database/sql"
 	"encoding/json"
+	"fmt"
+	"net/url"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -12,8 +16,10 @@ import (
 	"github.com/herdgate/herdgate/internal/event"
 	"github.com/herdgate/herdgate/internal/eventwrite"
 	"github.com/herdgate/herdgate/internal/natstest"
+	"github.com/herdgate/herdgate/internal/pgtest"
 	"github.com/herdgate/herdgate/pkg/contract"
 	"github.com/herdgate/herdgate/pkg/envelope"
+	"github.com/herdgate/herdgate/services/eventsink/sqlite"
 )
 
 // I4, I6, EVT-12, EVT-22: `events verify` finds each way in which events, records and
@@ -26,11 +32,20 @@ func TestEventsVerify(t *testing.T) {
 	c := srv.Conn("forger")
 	ctx, cancel := context.WithTimeout(context.Background(), 5*deadline)
 	defer cancel()
-	verify := func(code int, args ...string) doctor.Verified {
+	// What is wrong is looked at for seconds before it is told, so several look at once.
+	begin := func(args ...string) *proc {
 		t.Helper()
-		r := herdgate(t, dir, nil, append([]string{"events", "verify", "--output", "json", "--server", lead, "--nats-url", srv.URL()}, args...)...).want(t, code)
-		return decode[doctor.Verified](t, r.stdout)
+		return start(t, dir, nil, append([]string{"events", "verify", "--output", "json", "--server", lead, "--nats-url", srv.URL()}, args...)...)
 	}
+	result := func(p *proc, code int) doctor.Verified {
+		t.Helper()
+		if got := p.wait(); got != code {
+			t.Fatalf("exit code %d, want %d", got, code)
+		}
+		return decode[doctor.Verified](t, p.stdout.String())
+	}
+	verify := func(code int, args ...string) doctor.Verified { t.Helper(); return result(begin(args...), code) }
+	storeAnswers(t, dir, lead)
 	if got := verify(0); !got.OK || len(got.Findings) > 0 {
 		t.Fatalf("of a system that has done nothing: %+v", got)
 	}
@@ -129,9 +144,10 @@ func TestEventsVerify(t *testing.T) {
 		}
 		return found
 	}
-	check(verify(1), want)
-	check(verify(1, "--run", "r_a"), map[string]string{"t_endless": want["t_endless"], "t_untold": want["t_untold"], "t_gap": want["t_gap"]})
-	check(verify(0, "--since", "1ns"), nil)
+	all, ofRun, fresh := begin(), begin("--run", "r_a"), begin("--since", "1ns")
+	check(result(all, 1), want)
+	check(result(ofRun, 1), map[string]string{"t_endless": want["t_endless"], "t_untold": want["t_untold"], "t_gap": want["t_gap"]})
+	check(result(fresh, 0), nil)
 
 	found := check(verify(1, "--repair"), want)
 	for id, mended := range map[string]bool{"t_endless": true, "r_end": true, "t_untold": false, "t_gap": false, "t_twice": false, "r_ghost": false} {
@@ -148,10 +164,103 @@ func TestEventsVerify(t *testing.T) {
 	}
 	delete(want, "t_endless")
 	delete(want, "r_end")
-	check(verify(1, "--repair"), want)
+	second, text := begin("--repair"), start(t, dir, nil, "events", "verify", "--run", "r_a", "--nats-url", srv.URL())
+	check(result(second, 1), want)
 	if again, err := c.Last(ctx, c.Names.EventStream(), m.Subject); err != nil || again.Seq != m.Seq {
 		t.Errorf("the second repair stored it again: %+v, %v", again, err)
 	}
-	r := herdgate(t, dir, nil, "events", "verify", "--run", "r_a", "--nats-url", srv.URL()).want(t, 1)
-	contains(t, "text", r.stdout, "wrong", "t_gap", "message_index 3", "failed", "compared")
+	if code := text.wait(); code != 1 {
+		t.Errorf("exit code %d, want 1", code)
+	}
+	contains(t, "text", text.stdout.String(), "wrong", "t_gap", "message_index 3", "failed", "compared")
+}
+
+// I6, EVT-14: `events verify` finds what the event store has lost, what it holds
+// otherwise than the stream, and what it alone has, with either database.
+func TestEventsVerifyStore(t *testing.T) {
+	t.Parallel()
+	t.Run("sqlite", func(t *testing.T) {
+		t.Parallel()
+		dir := testConfig(t, "")
+		verifyStore(t, dir, func(statement string) {
+			db, err := sql.Open("sqlite", "file:"+filepath.Join(dir, "data", sqlite.File)+"?_pragma=busy_timeout(10000)")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer db.Close()
+			if _, err := db.ExecContext(t.Context(), statement); err != nil {
+				t.Fatal(err)
+			}
+		})
+	})
+	t.Run("postgres", func(t *testing.T) {
+		t.Parallel()
+		pg := pgtest.Start(t)
+		dsn := pg.Database()
+		u, err := url.Parse(dsn)
+		if err != nil {
+			t.Fatal(err)
+		}
+		verifyStore(t, testConfig(t, fmt.Sprintf("eventsink: {store: postgres, dsn: %q}\n", dsn)), func(statement string) {
+			pg.SQL(strings.TrimPrefix(u.Path, "/"), statement)
+		})
+	})
+}
+
+// storeAnswers waits for the event sink: the lead may be ready before it.
+func storeAnswers(t *testing.T, dir, lead string) {
+	t.Helper()
+	natstest.Eventually(t, deadline, func() (bool, string) {
+		r := herdgate(t, dir, nil, "events", "--limit", "1", "--server", lead)
+		return r.code == 0, r.stderr
+	})
+}
+
+// verifyStore forges the store of a system that has done some work.
+func verifyStore(t *testing.T, dir string, forge func(statement string)) {
+	srv := natstest.Start(t, natstest.Listen())
+	_, lead := up(t, dir, nil, "--nats-url", srv.URL(), "--data-dir", filepath.Join(dir, "data"))
+	at := []string{"--server", lead}
+	herdgate(t, dir, nil, append([]string{"run", "quick <b>&amp;\u2028"}, at...)...).want(t, 0)
+	// A number of the stream that no event has.
+	c := srv.Conn("forger")
+	ctx, cancel := context.WithTimeout(t.Context(), deadline)
+	defer cancel()
+	junk := envelope.Event{Type: contract.EventTaskRunning, Tenant: "default", ThreadID: "th", RunID: "r_junk", TaskID: "t_junk"}
+	ack, err := c.Publish(ctx, bus.Write{Subject: junk.NATSSubject(c.Names), Data: []byte("no event")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	verify := func(code int) doctor.Verified {
+		t.Helper()
+		r := herdgate(t, dir, nil, append([]string{"events", "verify", "--output", "json", "--nats-url", srv.URL()}, at...)...).want(t, code)
+		return decode[doctor.Verified](t, r.stdout)
+	}
+	storeAnswers(t, dir, lead)
+	// In the store is in the end what is in the stream, to the letter.
+	got := verify(0)
+	var stored []contract.EventRecord
+	for line := range strings.Lines(herdgate(t, dir, nil, append([]string{"events"}, at...)...).want(t, 0).stdout) {
+		stored = append(stored, decode[contract.EventRecord](t, line))
+	}
+	if len(got.Unreadable) != 1 || got.StoredTo != ack.Seq || got.Events != len(stored) || len(stored) < 5 {
+		t.Fatalf("%d events are stored: %+v", len(stored), got)
+	}
+
+	lost, other := stored[0], stored[len(stored)-2] // the first too: nothing was deleted because of its age
+	forge(fmt.Sprintf(`DELETE FROM events WHERE seq = %d`, lost.Seq))
+	forge(fmt.Sprintf(`UPDATE events SET content = '{"task_id":"forged"}' WHERE seq = %d`, other.Seq))
+	forge(fmt.Sprintf(`INSERT INTO events (seq, event_id, tenant, thread_id, run_id, task_id, event_type, category, content, metadata, created_at)
+		SELECT %d, 'forged', tenant, thread_id, run_id, task_id, event_type, category, content, metadata, created_at FROM events WHERE seq = %d`, ack.Seq, other.Seq))
+	want := map[uint64]string{lost.Seq: "is not in the store", other.Seq: "otherwise than the stream", ack.Seq: "that the stream does not have"}
+	for _, f := range verify(1).Findings {
+		seq := f.Proof[0].Seq
+		if text := want[seq]; text == "" || !strings.Contains(f.Text, text) || f.Mended || f.Mend == "" {
+			t.Errorf("event %d: %+v, want %q", seq, f, text)
+		}
+		delete(want, seq)
+	}
+	for seq, text := range want {
+		t.Errorf("event %d: %q was not found", seq, text)
+	}
 }

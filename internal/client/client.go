@@ -182,6 +182,30 @@ func (c *Client) Subagent(ctx context.Context, name string) (wire.Subagent, erro
 	return call[wire.Subagent](ctx, c, http.MethodGet, "/v1/subagents/"+url.PathEscape(name), nil, nil)
 }
 
+// ManagedSubagent returns the managed definition of a name, also where it is not in
+// force; an *Error with the status 404 when there is none. For administrators.
+func (c *Client) ManagedSubagent(ctx context.Context, name string) (wire.Subagent, error) {
+	return call[wire.Subagent](ctx, c, http.MethodGet, "/v1/subagents/"+url.PathEscape(name), url.Values{"source": {"managed"}}, nil)
+}
+
+// PutSubagent makes or changes a managed definition. A revision of 0 makes a new
+// one, any other replaces just that one: else the error has the status 412.
+func (c *Client) PutSubagent(ctx context.Context, name string, req wire.SubagentRequest, revision uint64) (wire.Subagent, error) {
+	h := http.Header{"If-None-Match": {"*"}}
+	if revision > 0 {
+		h = http.Header{"If-Match": {etag(revision)}}
+	}
+	return callWith[wire.Subagent](ctx, c, http.MethodPut, "/v1/subagents/"+url.PathEscape(name), nil, h, req)
+}
+
+// DeleteSubagent deletes a managed definition, if it still has the revision.
+func (c *Client) DeleteSubagent(ctx context.Context, name string, revision uint64) error {
+	_, err := callWith[struct{}](ctx, c, http.MethodDelete, "/v1/subagents/"+url.PathEscape(name), nil, http.Header{"If-Match": {etag(revision)}}, nil)
+	return err
+}
+
+func etag(revision uint64) string { return strconv.Quote(strconv.FormatUint(revision, 10)) }
+
 // Ready returns nil when the server is ready to work, otherwise an *Error with
 // the reasons.
 func (c *Client) Ready(ctx context.Context) error {
@@ -249,6 +273,11 @@ func (v values) number(key string, n uint64) {
 
 // call sends body, when it is not nil, as JSON and reads the answer as a T.
 func call[T any](ctx context.Context, c *Client, method, path string, query url.Values, body any) (T, error) {
+	return callWith[T](ctx, c, method, path, query, nil, body)
+}
+
+// callWith is call with headers of its own.
+func callWith[T any](ctx context.Context, c *Client, method, path string, query url.Values, header http.Header, body any) (T, error) {
 	var out T
 	if _, ok := ctx.Deadline(); !ok && query.Get("wait") == "" {
 		var cancel context.CancelFunc
@@ -259,6 +288,9 @@ func call[T any](ctx context.Context, c *Client, method, path string, query url.
 	if err != nil {
 		return out, err
 	}
+	for name, v := range header {
+		req.Header[name] = v
+	}
 	resp, err := c.http.Do(req)
 	if err != nil {
 		return out, fmt.Errorf("%s %s: %w", method, path, err)
@@ -266,6 +298,9 @@ func call[T any](ctx context.Context, c *Client, method, path string, query url.
 	defer resp.Body.Close()
 	if resp.StatusCode/100 != 2 {
 		return out, problem(resp)
+	}
+	if resp.StatusCode == http.StatusNoContent {
+		return out, nil
 	}
 	b, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer+1))
 	if err != nil {

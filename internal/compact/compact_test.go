@@ -513,7 +513,8 @@ func TestStepsOverCompaction(t *testing.T) {
 	var capture event.Capture
 	var steps []event.CapturedStep
 	look := func(_ context.Context, now agent.State) (agent.Change, error) {
-		steps = append(steps, capture.Snapshot(now.Messages)...)
+		more, _ := capture.Snapshot(now.Messages...)
+		steps = append(steps, more...)
 		return agent.Change{}, nil
 	}
 	told := 0
@@ -521,7 +522,8 @@ func TestStepsOverCompaction(t *testing.T) {
 		cfg.Chain = append([]agent.Piece{{Name: "receipts", BeforeModel: look}}, cfg.Chain...)
 		cfg.OnMessage = func(context.Context, model.Message, *contract.Usage, string) error { told++; return nil }
 	})
-	steps = append(steps, capture.Snapshot(res.Messages)...)
+	more, _ := capture.Snapshot(res.Messages...)
+	steps = append(steps, more...)
 	if len(steps) != 81 || told != 81 || res.Gone.Messages == 0 {
 		t.Errorf("%d steps captured, %d told, want 81; gone %+v", len(steps), told, res.Gone)
 	}

@@ -78,6 +78,8 @@ type Token struct {
 	Tenant   string   `yaml:"tenant" jsonschema:"maxLength=64,pattern=^[A-Za-z0-9_-]+$" jsonschema_extras:"x-rule=1 to 64 characters of A-Z a-z 0-9 _ -" jsonschema_description:"The tenant it belongs to."`
 	UserID   string   `yaml:"user_id" jsonschema:"maxLength=256" jsonschema_description:"The user it stands for."`
 	Roles    []string `yaml:"roles" jsonschema:"maxItems=100" jsonschema_extras:"x-items=name" jsonschema_description:"Roles of the user."`
+	// Attributes go into the identity of the user's tasks.
+	Attributes map[string]string `yaml:"attributes,omitempty" jsonschema:"maxProperties=64" jsonschema_extras:"x-names=^[A-Za-z0-9_.-]+$" jsonschema_description:"What else is known of the user, for rules of authorisation."`
 }
 
 // The providers of models.
@@ -476,6 +478,9 @@ func (c Config) Notes() []string {
 		notes = append(notes, fmt.Sprintf("subagents.max_concurrent is %d, but %d is in effect: subagent_runtime.max_running is the most that can run", *n, c.SubagentRuntime.MaxRunning))
 	}
 	// Who left it at the default has made no mistake.
+	if c.AgentStorage.Backend == StorageSQL {
+		notes = append(notes, "agent_storage.backend is sql, which this version does not have: a lead refuses to start; want nats or file")
+	}
 	if n := c.Executor.MaxTasks; n > c.SubagentRuntime.MaxRunning && n != Default().Executor.MaxTasks {
 		notes = append(notes, fmt.Sprintf("executor.max_tasks is %d, but at most %d tasks run in the whole deployment (subagent_runtime.max_running)", n, c.SubagentRuntime.MaxRunning))
 	}

@@ -6,12 +6,9 @@ var later = []struct {
 	key  string
 	used func(c, def Config) bool
 }{
-	{"subagents.paths", func(c, _ Config) bool { return len(c.Subagents.Paths) > 0 }},
 	{"subagent_batches", func(c, def Config) bool { return c.SubagentBatches != def.SubagentBatches }},
 	{"tool_search", func(c, _ Config) bool { return c.ToolSearch.Enabled }},
-	{"skills.paths", func(c, _ Config) bool { return len(c.Skills.Paths) > 0 }},
 	{"mcp.servers", func(c, _ Config) bool { return len(c.MCP.Servers) > 0 }},
-	{"agent_storage", func(c, def Config) bool { return c.AgentStorage != def.AgentStorage }},
 	{"telemetry.capture_content", func(c, _ Config) bool { return c.Telemetry.CaptureContent }},
 }
 

@@ -31,12 +31,9 @@ func TestKeysWithoutEffectAreTold(t *testing.T) {
 		t.Errorf("the defaults have no effect: %v", got)
 	}
 	file := `
-subagents: { paths: [agents] }
 subagent_batches: { enabled: false }
 tool_search: { enabled: true }
-skills: { paths: [skills] }
 mcp: { servers: { x: { command: x } } }
-agent_storage: { backend: file }
 telemetry: { capture_content: true }
 `
 	cfg, faults := Check("herdgate.yaml", []byte(file), nil)
@@ -48,5 +45,15 @@ telemetry: { capture_content: true }
 	}
 	if notes := strings.Join(cfg.Notes(), "\n"); !strings.Contains(notes, "tool_search is set, but has no effect in this version") {
 		t.Errorf("notes = %s", notes)
+	}
+}
+
+// A store that a lead refuses is told when the file is checked.
+func TestStoreOfAgentsThatIsNotThere(t *testing.T) {
+	for backend, told := range map[string]bool{"nats": false, "file": false, "sql": true} {
+		cfg, faults := Check("herdgate.yaml", []byte("agent_storage: { backend: "+backend+" }"), nil)
+		if notes := strings.Join(cfg.Notes(), "\n"); len(faults) > 0 || strings.Contains(notes, "agent_storage") != told {
+			t.Errorf("%s: %q, %v", backend, notes, faults)
+		}
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/nats-io/nats.go/micro"
+	"github.com/rs/zerolog"
 
 	"github.com/herdgate/herdgate/pkg/contract"
 	"github.com/herdgate/herdgate/pkg/contract/schema"
@@ -44,6 +45,34 @@ func Describe(name, description string) (micro.EndpointOpt, error) {
 		meta[key] = text.String()
 	}
 	return micro.WithEndpointMetadata(meta), nil
+}
+
+// Inboxes are what the reply subject of a request begins with: the inboxes of clients,
+// whose prefix may go on as in _INBOX_team, and what a server makes of the inbox of a
+// client in another account.
+var inboxes = []string{"_INBOX", "_R_."}
+
+// Handler answers requests by handle, but only into an inbox. A reply subject is the
+// caller's own choice and no permission of the caller's is asked for it, while the
+// answer is published with ours: into the record of a task, for example, if the caller
+// names that.
+func Handler(log zerolog.Logger, handle func(micro.Request)) micro.Handler {
+	return micro.HandlerFunc(func(req micro.Request) {
+		if reply := req.Reply(); reply != "" && !isInbox(reply) {
+			log.Warn().Str("subject", req.Subject()).Str("reply", reply).Msg("a request was not served: its reply subject is no inbox, and must begin with _INBOX")
+			return
+		}
+		handle(req)
+	})
+}
+
+func isInbox(reply string) bool {
+	for _, prefix := range inboxes {
+		if strings.HasPrefix(reply, prefix) {
+			return true
+		}
+	}
+	return false
 }
 
 // Bound is the subject that has the tenant at its end, of an endpoint whose subject

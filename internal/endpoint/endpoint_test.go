@@ -44,3 +44,16 @@ func TestDescribe(t *testing.T) {
 		t.Errorf("an endpoint without schemas: %v", err)
 	}
 }
+
+// An answer goes into an inbox, as clients and servers name them, and nowhere else.
+func TestIsInbox(t *testing.T) {
+	t.Parallel()
+	for reply, want := range map[string]bool{
+		"_INBOX.a.b": true, "_INBOX_team.a": true, "_R_.a.b": true,
+		"$KV.HG_TASKS.task.t_1": false, "hg.v1.event.a.b.c.d.e": false, "x._INBOX.a": false, "_inbox.a": false, "_R_": false,
+	} {
+		if isInbox(reply) != want {
+			t.Errorf("isInbox(%q) = %v", reply, !want)
+		}
+	}
+}

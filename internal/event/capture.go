@@ -12,6 +12,10 @@ import (
 // becomes a step once, whatever happens to the history: it may grow by several
 // messages at a time, come again unchanged, or shrink because it was compacted.
 //
+// A conversation that tells each of its messages as it appends it is seen as
+// views of one message: nothing can be missed then, and a view costs the same
+// however long the conversation is.
+//
 // The zero value is ready. It is not safe for concurrent use.
 type Capture struct {
 	cursor int
@@ -27,16 +31,14 @@ type CapturedStep struct {
 	Message model.Message
 }
 
-// Cursor is how far the last snapshot was walked: its length.
-func (c *Capture) Cursor() int { return c.cursor }
-
-// Snapshot looks at the whole conversation as it is now and returns what is new.
+// Snapshot looks at the conversation as it is now and returns what is new, and
+// how far it was walked: its length.
 //
 // A message with an id is new when its id is, wherever it stands. One without
 // an id is new when its content is and it stands where new messages can stand:
 // behind the cursor, at the very end if the history has not grown, or anywhere
 // if it has shrunk.
-func (c *Capture) Snapshot(history []model.Message) []CapturedStep {
+func (c *Capture) Snapshot(history ...model.Message) (steps []CapturedStep, cursor int) {
 	from := c.cursor
 	switch {
 	case len(history) < c.cursor:
@@ -45,7 +47,6 @@ func (c *Capture) Snapshot(history []model.Message) []CapturedStep {
 		from = len(history) - 1
 	}
 	c.cursor = len(history)
-	var out []CapturedStep
 	for i, m := range history {
 		if m.Role != model.RoleAssistant && m.Role != model.RoleTool {
 			continue
@@ -54,9 +55,9 @@ func (c *Capture) Snapshot(history []model.Message) []CapturedStep {
 			continue
 		}
 		c.count++
-		out = append(out, CapturedStep{Index: c.count, Message: m})
+		steps = append(steps, CapturedStep{Index: c.count, Message: m})
 	}
-	return out
+	return steps, c.cursor
 }
 
 // fresh reports whether m was never seen, and remembers it.

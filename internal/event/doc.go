@@ -8,8 +8,8 @@
 //     counterparts build events from state alone. Their ids are made from the
 //     state as well: whoever repeats an event, after a crash or from another
 //     process, repeats its id.
-//   - [Record] turns an event into the record that is stored and listed; [Shape]
-//     is the part of it that judges raw data.
+//   - [Record] judges an event and turns it into the record that is stored and
+//     listed, [Live] into the one that those get who follow along.
 //
 // All bounds are code points. Text is made storable (see [Sanitize]) before it
 // is cut.

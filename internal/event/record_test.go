@@ -150,16 +150,16 @@ func TestRecordSanitizes(t *testing.T) {
 func TestShapeRefusesWhatIsNoObject(t *testing.T) {
 	t.Parallel()
 	for _, chunk := range []any{nil, "task_completed", json.Number("1"), []any{}, true} {
-		if _, ok := Shape(chunk); ok {
-			t.Errorf("Shape(%v) was accepted", chunk)
+		if _, ok := shape(chunk); ok {
+			t.Errorf("shape(%v) was accepted", chunk)
 		}
 	}
-	s, ok := Shape(map[string]any{"type": "task_completed", "task_id": "t", "result": map[string]any{"a": json.Number("1.0")}})
+	s, ok := shape(map[string]any{"type": "task_completed", "task_id": "t", "result": map[string]any{"a": json.Number("1.0")}})
 	if !ok || s.Content["result"] != `{"a":1.0}` {
 		t.Errorf("content = %v, want the result as text", s.Content)
 	}
 	// EVT-05: a blank model name is none.
-	if s, ok = Shape(map[string]any{"type": "task_failed", "task_id": "t", "model_name": " "}); !ok || len(s.Content) != 2 {
+	if s, ok = shape(map[string]any{"type": "task_failed", "task_id": "t", "model_name": " "}); !ok || len(s.Content) != 2 {
 		t.Errorf("content = %v, want task id and status alone", s.Content)
 	}
 }

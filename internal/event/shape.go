@@ -11,29 +11,29 @@ import (
 	"github.com/herdgate/herdgate/pkg/envelope"
 )
 
-// Shaped is a record before ids and sequence are known.
-type Shaped struct {
+// shaped is a record before ids and sequence are known.
+type shaped struct {
 	EventType string
 	Category  string
 	Content   map[string]any
 	Metadata  map[string]any
 }
 
-// Shape turns the raw data of a task event, with its type under "type", into
+// shape turns the raw data of a task event, with its type under "type", into
 // the shape that is stored. chunk is any decoded JSON value with numbers as
 // json.Number. What is malformed, or no task event, is refused: it never
 // reaches a store.
-func Shape(chunk any) (Shaped, bool) {
+func shape(chunk any) (shaped, bool) {
 	c, ok := chunk.(map[string]any)
 	if !ok {
-		return Shaped{}, false
+		return shaped{}, false
 	}
 	typ, _ := c["type"].(string)
 	taskID, _ := c["task_id"].(string)
 	if !strings.HasPrefix(typ, "task_") || taskID == "" {
-		return Shaped{}, false
+		return shaped{}, false
 	}
-	s := Shaped{
+	s := shaped{
 		Category: contract.CategorySubagent,
 		Content:  map[string]any{"task_id": taskID},
 		Metadata: map[string]any{"task_id": taskID},
@@ -47,14 +47,14 @@ func Shape(chunk any) (Shaped, bool) {
 		case string:
 			s.Content["description"], _ = Truncate(Sanitize(d), contract.MaxDescriptionChars)
 		default:
-			return Shaped{}, false
+			return shaped{}, false
 		}
 	case contract.EventTaskRunning:
 		s.EventType = contract.RecordStep
 		index, ok := wholeNumber(c["message_index"])
 		message, isObject := c["message"].(map[string]any)
 		if !ok || !isObject {
-			return Shaped{}, false
+			return shaped{}, false
 		}
 		step := rawStep(message)
 		s.Content["message_index"], s.Metadata["message_index"] = index, index
@@ -84,16 +84,14 @@ func Shape(chunk any) (Shaped, bool) {
 			}
 		}
 	default:
-		return Shaped{}, false
+		return shaped{}, false
 	}
 	return s, true
 }
 
-// RawStep bounds a message as it comes over the wire: our own step ({kind, text,
+// rawStep bounds a message as it comes over the wire: our own step ({kind, text,
 // truncated, tool_calls|tool_name}) or a provider's message ({type, content,
 // tool_calls, name}). Whatever is not a tool's message is shaped as an assistant's.
-func RawStep(message map[string]any) contract.Step { return rawStep(message) }
-
 func rawStep(m map[string]any) contract.Step {
 	kind, ours := m["kind"].(string)
 	content := m["content"]
@@ -103,7 +101,7 @@ func rawStep(m map[string]any) contract.Step {
 	} else {
 		kind, _ = m["type"].(string)
 	}
-	text, cut := Truncate(Sanitize(ContentText(content)), contract.MaxStepChars)
+	text, cut := Truncate(Sanitize(contentText(content)), contract.MaxStepChars)
 	step := contract.Step{Kind: contract.StepAI, Text: text, Truncated: cut || ours && m["truncated"] == true}
 	if kind == contract.StepTool {
 		step.Kind = contract.StepTool
@@ -279,9 +277,9 @@ func Live(ev envelope.Event, seq uint64) (contract.EventRecord, bool) {
 	return rec, true
 }
 
-func shapeEvent(ev envelope.Event, data map[string]any) (Shaped, bool) {
+func shapeEvent(ev envelope.Event, data map[string]any) (shaped, bool) {
 	if typ, ok := runRecords[ev.Type]; ok {
-		s := Shaped{EventType: typ, Category: contract.CategoryRun, Content: data, Metadata: map[string]any{}}
+		s := shaped{EventType: typ, Category: contract.CategoryRun, Content: data, Metadata: map[string]any{}}
 		if ev.Type != contract.EventRunMessage {
 			return s, true
 		}
@@ -293,7 +291,7 @@ func shapeEvent(ev envelope.Event, data map[string]any) (Shaped, bool) {
 	switch ev.Type {
 	case contract.EventTaskQueued, contract.EventTaskAdmitted:
 		id, _ := data["task_id"].(string)
-		s := Shaped{
+		s := shaped{
 			EventType: contract.RecordQueued, Category: contract.CategorySubagent,
 			Content: map[string]any{"task_id": id}, Metadata: map[string]any{"task_id": id},
 		}
@@ -304,7 +302,7 @@ func shapeEvent(ev envelope.Event, data map[string]any) (Shaped, bool) {
 		extras.copy(s.Content, data)
 		return s, id != ""
 	}
-	s, ok := Shape(data)
+	s, ok := shape(data)
 	if !ok {
 		return s, false
 	}

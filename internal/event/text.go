@@ -188,10 +188,10 @@ func encode(v any) json.RawMessage {
 	return bytes.TrimRight(b.Bytes(), "\n")
 }
 
-// ContentText flattens the content of a message as providers write it: a
+// contentText flattens the content of a message as providers write it: a
 // string as it is, the texts of a list of blocks joined by line breaks (empty
 // ones and blocks without text left out), anything else as nothing.
-func ContentText(content any) string {
+func contentText(content any) string {
 	switch content := content.(type) {
 	case string:
 		return content

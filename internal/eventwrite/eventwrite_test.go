@@ -40,13 +40,19 @@ func TestServersTakeEveryEvent(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	whole, err := event.RunEnd(contract.RunRecord{
+		RunID: rec.RunID, ThreadID: rec.ThreadID, Tenant: rec.Tenant, Status: contract.RunFailed, Output: long, Error: long, Model: rec.ModelName, TraceParent: rec.TraceParent, CreatedAt: at, FinishedAt: &at,
+	}, "/herdgate/lead/lead-1")
+	if err != nil {
+		t.Fatal(err)
+	}
 	for name, limit := range map[string]int32{"16 KiB": event.MinPayload, "64 KiB": 64 << 10, "1 MiB": 1 << 20} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			_, c := natstest.New(t, natstest.MaxPayload(limit))
 			ctx, cancel := context.WithTimeout(context.Background(), natstest.Timeout)
 			defer cancel()
-			for _, ev := range []envelope.Event{event.Running(rec, 1, step, rec.ModelName, nil, "/herdgate/executor/ex-1", at), end, bad} {
+			for _, ev := range []envelope.Event{event.Running(rec, 1, step, rec.ModelName, nil, "/herdgate/executor/ex-1", at), end, bad, whole} {
 				w, err := eventwrite.Of(c, ev)
 				if err != nil {
 					t.Fatal(err)

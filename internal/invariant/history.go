@@ -30,11 +30,12 @@ type History struct {
 	// queue from one that was not looked at.
 	Queue     []contract.TaskID
 	QueueRead bool
-	// Stored are the numbers of the events that the event store holds, StoredTo the
-	// one up to which it has dealt with the stream. What is older than the first of
-	// them it need not hold any more. No StoredTo does not look.
-	Stored   []uint64
-	StoredTo uint64
+	// Stored are the events that the event store holds, StoredTo is the number up to
+	// which it has dealt with the stream, StoredFrom the first one that it has not let
+	// go because of its age. No StoredTo does not look.
+	Stored     []Held
+	StoredFrom uint64
+	StoredTo   uint64
 
 	events []event
 	texts  map[string]string
@@ -61,6 +62,34 @@ type Grant struct {
 	Grant contract.Grant
 }
 
+// Held is an event as the event store holds it.
+type Held struct {
+	Seq uint64
+	sum uint64
+}
+
+// HeldOf is what is kept of an event of the store.
+func HeldOf(e contract.EventRecord) Held { return Held{e.Seq, sum(e)} }
+
+// sum is the hash of all that a store must give back as it got it. JSON that only
+// differs in blanks, or in how <, > and & are written, is the same.
+func sum(e contract.EventRecord) uint64 {
+	var h maphash.Hash
+	h.SetSeed(seed)
+	for _, s := range []string{e.EventID, string(e.Tenant), string(e.ThreadID), string(e.RunID), string(e.TaskID), e.EventType, e.Category} {
+		fmt.Fprintf(&h, "%d %s", len(s), s)
+	}
+	for _, raw := range []json.RawMessage{e.Content, e.Metadata} {
+		b, err := json.Marshal(raw)
+		if err != nil {
+			b = raw // no JSON: as it is
+		}
+		fmt.Fprintf(&h, "%d %s", len(b), b)
+	}
+	fmt.Fprint(&h, e.CreatedAt.UnixMicro()) // what databases keep
+	return h.Sum64()
+}
+
 // event is what the rules need of one.
 type event struct {
 	seq      uint64
@@ -74,7 +103,7 @@ type event struct {
 	// executor, status, kind and pool are in the content of some types.
 	executor, status, kind, pool string
 	at                           time.Time
-	content                      uint64 // its hash
+	content, sum                 uint64 // hashes of the content and of the whole
 	attempt, index, slot         int
 	// faults say how it breaks the contract.
 	faults []fault
@@ -117,7 +146,7 @@ func (h *History) Tasks() (tasks, runs int) {
 func (h *History) Event(e contract.EventRecord) {
 	x := event{
 		seq: e.Seq, id: e.EventID, task: h.text(string(e.TaskID)), run: h.text(string(e.RunID)), thread: h.text(string(e.ThreadID)), tenant: h.text(string(e.Tenant)),
-		typ: h.text(e.EventType), category: h.text(e.Category), at: e.CreatedAt, content: maphash.Bytes(seed, e.Content),
+		typ: h.text(e.EventType), category: h.text(e.Category), at: e.CreatedAt, content: maphash.Bytes(seed, e.Content), sum: sum(e),
 	}
 	bad := func(rule, format string, a ...any) {
 		x.faults = append(x.faults, fault{rule, fmt.Sprintf(format, a...)})
@@ -287,28 +316,32 @@ func (j *judge) distinct() []*event {
 	return out
 }
 
-// stored looks for events that the store has passed by and does not hold, and for
-// what it holds and was never in the stream.
+// stored looks for events that the store has passed by and does not hold, or holds
+// otherwise, and for what it holds and was never in the stream.
 func (j *judge) stored(events []*event) {
 	if j.h.StoredTo == 0 || len(events) == 0 {
 		return
 	}
-	held := slices.Clone(j.h.Stored)
-	slices.Sort(held)
-	from := uint64(0)
-	if len(held) > 0 {
-		from = held[0]
+	held := make(map[uint64]uint64, len(j.h.Stored))
+	for _, s := range j.h.Stored {
+		held[s.Seq] = s.sum
 	}
-	there := map[uint64]bool{}
+	there := make(map[uint64]bool, len(events))
 	for _, e := range events {
 		there[e.seq] = true
-		if _, ok := slices.BinarySearch(held, e.seq); !ok && e.seq >= from && e.seq <= j.h.StoredTo {
-			j.bad(Events, e.subject(), "an event of the stream is not in the store, which has later ones", e.proof())
+		if e.seq > j.h.StoredTo {
+			continue
+		}
+		switch sum, ok := held[e.seq]; {
+		case ok && sum != e.sum:
+			j.bad(Events, e.subject(), "the store holds an event otherwise than the stream", e.proof(), Evidence{Source: FromStore, Seq: e.seq})
+		case !ok && e.seq >= j.h.StoredFrom:
+			j.bad(Events, e.subject(), "an event of the stream is not in the store, which has come further", e.proof())
 		}
 	}
-	for _, seq := range held {
-		if seq >= events[0].seq && seq <= j.h.StoredTo && !there[seq] {
-			j.bad(Events, fmt.Sprint("event ", seq), "the store holds an event that the stream does not have", Evidence{Source: FromStore, Seq: seq})
+	for _, s := range j.h.Stored {
+		if s.Seq >= events[0].seq && s.Seq <= j.h.StoredTo && !there[s.Seq] {
+			j.bad(Events, fmt.Sprint("event ", s.Seq), "the store holds an event that the stream does not have", Evidence{Source: FromStore, Seq: s.Seq})
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package invariant
 
 import (
+	"encoding/json"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -367,25 +368,59 @@ func TestContract(t *testing.T) {
 	}
 }
 
-// I6: what the store has passed by it holds, and nothing else. What is older than
-// its first event it may have let go, what it has not come to is under way.
+// I6: what the store has passed by it holds as the stream does, and nothing else. What
+// retention has deleted it may have let go, what it has not come to is under way.
 func TestStored(t *testing.T) {
 	t.Parallel()
 	b := newBucket().told("a", 1)
+	if len(b.records) != 5 {
+		t.Fatalf("%d events, want 5", len(b.records))
+	}
 	for name, c := range map[string]struct {
-		stored []uint64
-		upTo   uint64
-		found  int
+		stored   []uint64
+		from, to uint64
+		change   func(*contract.EventRecord) // of the third
+		found    int
 	}{
-		"all of it":           {[]uint64{5, 1, 2, 3, 4}, 5, 0},
-		"the old ones let go": {[]uint64{3, 4, 5}, 5, 0},
-		"not there yet":       {[]uint64{1, 2, 3}, 3, 0},
-		"not compared":        {nil, 0, 0},
-		"one is missing":      {[]uint64{1, 2, 4, 5}, 5, 1},
-		"the last is missing": {[]uint64{1, 2, 3, 4}, 5, 1},
-		"one too many":        {[]uint64{1, 2, 3, 4, 5, 6}, 6, 1},
+		"all of it":            {stored: []uint64{5, 1, 2, 3, 4}, from: 1, to: 5},
+		"the old ones let go":  {stored: []uint64{3, 4, 5}, from: 3, to: 5},
+		"not there yet":        {stored: []uint64{1, 2, 3}, from: 1, to: 3},
+		"not compared":         {},
+		"one is missing":       {stored: []uint64{1, 2, 4, 5}, from: 1, to: 5, found: 1},
+		"the first is missing": {stored: []uint64{2, 3, 4, 5}, from: 1, to: 5, found: 1},
+		"the last is missing":  {stored: []uint64{1, 2, 3, 4}, from: 1, to: 5, found: 1},
+		"all are missing":      {from: 1, to: 5, found: 5},
+		"one too many":         {stored: []uint64{1, 2, 3, 4, 5, 6}, from: 1, to: 6, found: 1},
+		"written otherwise":    {change: func(e *contract.EventRecord) { e.Content = append(json.RawMessage("\n "), e.Content...) }},
+		"finer than kept":      {change: func(e *contract.EventRecord) { e.CreatedAt = e.CreatedAt.Add(7).In(time.FixedZone("", 3600)) }},
+		"other content":        {change: func(e *contract.EventRecord) { e.Content = json.RawMessage(`{}`) }, found: 1},
+		"other metadata":       {change: func(e *contract.EventRecord) { e.Metadata = json.RawMessage(`{"x":1}`) }, found: 1},
+		"another id":           {change: func(e *contract.EventRecord) { e.EventID += "x" }, found: 1},
+		"another type":         {change: func(e *contract.EventRecord) { e.EventType += "x" }, found: 1},
+		"another category":     {change: func(e *contract.EventRecord) { e.Category += "x" }, found: 1},
+		"another tenant":       {change: func(e *contract.EventRecord) { e.Tenant += "x" }, found: 1},
+		"another thread":       {change: func(e *contract.EventRecord) { e.ThreadID += "x" }, found: 1},
+		"another run":          {change: func(e *contract.EventRecord) { e.RunID += "x" }, found: 1},
+		"another task":         {change: func(e *contract.EventRecord) { e.TaskID += "x" }, found: 1},
+		"another time":         {change: func(e *contract.EventRecord) { e.CreatedAt = e.CreatedAt.Add(time.Millisecond) }, found: 1},
+		"a letter moved fields": {change: func(e *contract.EventRecord) {
+			e.ThreadID, e.RunID = e.ThreadID+contract.ThreadID(e.RunID[:1]), e.RunID[1:]
+		}, found: 1},
 	} {
-		b.h.Stored, b.h.StoredTo = c.stored, c.upTo
+		if c.change != nil {
+			c.stored, c.from, c.to = []uint64{1, 2, 3, 4, 5}, 1, 5
+		}
+		b.h.Stored, b.h.StoredFrom, b.h.StoredTo = nil, c.from, c.to
+		for _, seq := range c.stored {
+			rec := contract.EventRecord{Seq: seq}
+			if seq <= 5 {
+				rec = b.records[seq-1]
+			}
+			if seq == 3 && c.change != nil {
+				c.change(&rec)
+			}
+			b.h.Stored = append(b.h.Stored, HeldOf(rec))
+		}
 		b.h.QueueRead = false
 		if found := b.check(Options{}); len(found) != c.found || len(found) > 0 && found[0].Rule != Events {
 			t.Errorf("%s: found %v, want %d", name, found, c.found)

@@ -21,6 +21,7 @@ import (
 	"github.com/herdgate/herdgate/internal/bus"
 	"github.com/herdgate/herdgate/internal/config"
 	"github.com/herdgate/herdgate/internal/provision"
+	"github.com/herdgate/herdgate/internal/skill"
 	"github.com/herdgate/herdgate/internal/subagent"
 	"github.com/herdgate/herdgate/internal/telemetry"
 	"github.com/herdgate/herdgate/pkg/contract"
@@ -361,8 +362,8 @@ func (s *Service) waitForAssets(ctx context.Context, check string, assets provis
 	}
 }
 
-// Subagents returns the types that the configuration defines.
-func (e *Env) Subagents() (*subagent.Registry, error) {
+// Subagents is what the configuration says about types of sub-agents.
+func (e *Env) Subagents() subagent.Config {
 	s := e.Config.Subagents
 	cfg := subagent.Config{TimeoutSeconds: &s.TimeoutSeconds, MaxTurns: s.MaxTurns, Agents: map[string]subagent.Override{}}
 	for name, o := range s.Agents {
@@ -375,7 +376,21 @@ func (e *Env) Subagents() (*subagent.Registry, error) {
 			Skills: a.Skills, Model: a.Model, Pool: contract.Pool(a.Pool), MaxTurns: &a.MaxTurns, TimeoutSeconds: &a.TimeoutSeconds, Network: a.Network,
 		})
 	}
-	return subagent.NewRegistry(cfg)
+	return cfg
+}
+
+// Skills reads the skills of the configuration's folders and users' own. What is wrong
+// with those for everybody is told once, here; what can be read later need not be now.
+func (e *Env) Skills(log zerolog.Logger) skill.Loader {
+	l := skill.Loader{Public: e.Config.Skills.Paths, DataDir: e.DataDir}
+	_, warnings, err := skill.Loader{Public: l.Public}.Load(contract.DefaultTenant, "")
+	for _, w := range warnings {
+		log.Warn().Str("file", w.File).Int("line", w.Line).Bool("left_out", w.Broken).Msg("skill: " + w.Text)
+	}
+	if err != nil {
+		log.Error().Err(err).Msg("the skills cannot be read: what may use skills will fail")
+	}
+	return l
 }
 
 // WorkspaceRoot is the folder of all workspaces.

@@ -12,6 +12,7 @@ import (
 	"github.com/herdgate/herdgate/internal/config"
 	"github.com/herdgate/herdgate/internal/natstest"
 	"github.com/herdgate/herdgate/internal/provision"
+	"github.com/herdgate/herdgate/internal/subagent"
 	"github.com/herdgate/herdgate/pkg/contract"
 )
 
@@ -141,7 +142,7 @@ func TestNetworkOfTypes(t *testing.T) {
 	if len(faults) > 0 {
 		t.Fatal(faults)
 	}
-	r, err := (&Env{Config: cfg}).Subagents()
+	r, err := subagent.NewRegistry((&Env{Config: cfg}).Subagents())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -24,6 +24,8 @@ var blockedTags = []string{
 	"override",
 	"prompt",
 	"role",
+	"skill",
+	"skills",
 	"subagent_system",
 	"system",
 	"system-reminder",

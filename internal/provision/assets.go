@@ -187,6 +187,7 @@ func Desired(cfg Config) Assets {
 		bucket(cfg, n.TaskBucket(), "Task records, leases, cancellations, the admission leader and its limits."),
 		bucket(cfg, n.RunBucket(), "Runs of lead agents."),
 		grants, events, dead, blobs,
+		bucket(cfg, n.AgentBucket(), "Definitions of sub-agents that administrators made."),
 	}
 
 	var advisories []string

@@ -120,7 +120,7 @@ func TestBucketsAreValid(t *testing.T) {
 	t.Parallel()
 	ctx, c := empty(t)
 	apply(t, c, provision.Desired(small))
-	for _, name := range []string{c.Names.TaskBucket(), c.Names.RunBucket()} {
+	for _, name := range []string{c.Names.TaskBucket(), c.Names.RunBucket(), c.Names.AgentBucket()} {
 		kv, err := c.JS.KeyValue(ctx, name)
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)

@@ -80,8 +80,9 @@ type Reader struct {
 	cfg  Config
 	view View
 	next uint64 // number of the next event
-	// compared is the last event that was read from the store to compare.
-	compared uint64
+	// compared is the last event that was read from the store to compare, gone the
+	// last one that it need not have: older than the view, or let go by retention.
+	compared, gone uint64
 }
 
 // NewReader returns a reader that has read nothing.
@@ -180,11 +181,14 @@ func (r *Reader) store(ctx context.Context) error {
 	if n := uint64(r.cfg.MaxEvents); r.next > n { //nolint:gosec // positive
 		r.compared = max(r.compared, r.next-n-1)
 	}
+	if len(v.History.Stored) == 0 {
+		r.gone = max(r.gone, r.compared)
+	}
 	v.StoreError = r.pages(ctx, r.compared, r.next-1, func(rec contract.EventRecord) {
-		v.History.Stored = append(v.History.Stored, rec.Seq)
+		v.History.Stored = append(v.History.Stored, invariant.HeldOf(rec))
 		r.compared = rec.Seq
 	})
-	v.History.StoredTo = min(v.StoredTo, r.next-1)
+	v.History.StoredFrom, v.History.StoredTo = r.gone+1, min(v.StoredTo, r.next-1)
 	if v.StoreError != nil {
 		v.History.Stored, v.History.StoredTo = nil, 0
 	}
@@ -198,7 +202,7 @@ func (r *Reader) pages(ctx context.Context, after, upTo uint64, each func(contra
 		if err != nil {
 			return err
 		}
-		r.view.StoredTo = page.LastSeq
+		r.view.StoredTo, r.gone = page.LastSeq, max(r.gone, page.PrunedSeq)
 		for _, rec := range page.Events {
 			if rec.Seq > upTo {
 				return nil

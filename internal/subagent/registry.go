@@ -1,12 +1,14 @@
 // Package subagent knows the kinds of sub-agents: the built-in ones, those of
-// the configuration, who owns a name and which values win, what a caller may
-// see, and which tools a sub-agent gets. It is pure.
+// the configuration, of Markdown files and of administrators, who owns a name
+// and which values win, what a caller may see, and which tools a sub-agent
+// gets. It reads and writes nothing.
 package subagent
 
 import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/herdgate/herdgate/pkg/contract"
 )
@@ -14,10 +16,12 @@ import (
 // Origin says where a definition comes from.
 type Origin string
 
-// The origins.
+// The origins, in the order of their precedence.
 const (
 	OriginBuiltin Origin = "builtin"
 	OriginConfig  Origin = "config"
+	OriginFile    Origin = "file"
+	OriginManaged Origin = "managed"
 )
 
 // Defaults of definitions.
@@ -63,6 +67,7 @@ func (d Definition) Resolve() contract.Subagent {
 		Name: d.Name, Description: d.Description, SystemPrompt: d.SystemPrompt,
 		Tools: slices.Clone(d.Tools), DisallowedTools: slices.Clone(d.DisallowedTools),
 		Model: d.Model, Pool: d.Pool, MaxTurns: d.MaxTurns, TimeoutSeconds: d.TimeoutSeconds, Network: d.Network,
+		Skills: slices.Clone(d.Skills),
 	}
 }
 
@@ -83,6 +88,12 @@ type Config struct {
 	// Custom holds further types in the order of the file. One with the name of
 	// a built-in type adds nothing.
 	Custom []Custom
+	// Files are the definitions of Markdown files in the order in which they were
+	// found, Managed those of administrators. What they hold was checked when it
+	// was read: one that another layer owns adds nothing, and nothing in them
+	// fails the whole.
+	Files   []File
+	Managed []Stored
 }
 
 // Override changes single values of a type; what is nil leaves them. Prompt,
@@ -115,11 +126,30 @@ type Custom struct {
 	Network         bool
 }
 
+// Entry is a definition as the catalogue of administrators shows it: also one
+// that does not exist for runs.
+type Entry struct {
+	// Definition has the effective values for an owner, its own for the others.
+	Definition Definition
+	// DisplayName is for people; only managed definitions have one.
+	DisplayName string
+	// Enabled is false for a managed definition that is switched off.
+	Enabled bool
+	// ShadowedBy says who owns the name instead; empty for its owner. A managed
+	// definition that is switched off owns nothing.
+	ShadowedBy Origin
+	// Revision is that of a managed definition in its store, else 0.
+	Revision uint64
+	// Path is the file of a definition that comes from one.
+	Path string
+}
+
 // Registry answers for the types. It does not change once it is made and is
 // safe for concurrent use.
 type Registry struct {
-	order  []string
-	byName map[string]Definition
+	order   []string
+	byName  map[string]Definition
+	entries []Entry
 }
 
 // ErrDefinition is returned when the configuration defines a type wrongly.
@@ -148,7 +178,7 @@ func NewRegistry(cfg Config) (*Registry, error) {
 	for _, d := range builtins() {
 		d.TimeoutSeconds = or(cfg.TimeoutSeconds, DefaultBuiltinTimeoutSeconds)
 		d.MaxTurns = or(cfg.MaxTurns, d.MaxTurns)
-		r.add(d)
+		r.add(Entry{Definition: d, Enabled: true})
 	}
 	seen := map[string]bool{}
 	for _, c := range cfg.Custom {
@@ -171,9 +201,15 @@ func NewRegistry(cfg Config) (*Registry, error) {
 		positive(what+".max_turns", c.MaxTurns)
 		positive(what+".timeout_seconds", c.TimeoutSeconds)
 		pool(what+".pool", c.Pool)
-		if _, taken := r.byName[c.Name]; !taken {
-			r.add(c.definition())
-		}
+		r.add(Entry{Definition: c.definition(OriginConfig), Enabled: true})
+	}
+	for _, f := range cfg.Files {
+		r.add(Entry{Definition: f.definition(OriginFile), Enabled: true, Path: f.Path})
+	}
+	managed := slices.Clone(cfg.Managed)
+	slices.SortFunc(managed, func(a, b Stored) int { return strings.Compare(a.Name, b.Name) })
+	for _, m := range managed {
+		r.add(Entry{Definition: m.Definition(), DisplayName: m.DisplayName, Enabled: m.Enabled, Revision: m.Revision})
 	}
 	for name, o := range cfg.Agents {
 		what := fmt.Sprintf("agents.%s", name)
@@ -195,14 +231,24 @@ func NewRegistry(cfg Config) (*Registry, error) {
 	return r, nil
 }
 
-func (r *Registry) add(d Definition) {
-	r.order = append(r.order, d.Name)
-	r.byName[d.Name] = d
+// add takes the next definition in the order of precedence: the first that is
+// enabled owns its name whole (REG-01).
+func (r *Registry) add(e Entry) {
+	d := e.Definition
+	owner, taken := r.byName[d.Name]
+	switch {
+	case taken:
+		e.ShadowedBy = owner.Origin
+	case e.Enabled:
+		r.order = append(r.order, d.Name)
+		r.byName[d.Name] = d
+	}
+	r.entries = append(r.entries, e)
 }
 
-func (c Custom) definition() Definition {
+func (c Custom) definition(origin Origin) Definition {
 	d := Definition{
-		Name: c.Name, Origin: OriginConfig, Description: c.Description, SystemPrompt: c.SystemPrompt,
+		Name: c.Name, Origin: origin, Description: c.Description, SystemPrompt: c.SystemPrompt,
 		Tools: slices.Clone(c.Tools), DisallowedTools: deniedTools(), Skills: slices.Clone(c.Skills),
 		Model: c.Model, Pool: c.Pool, MaxTurns: or(c.MaxTurns, DefaultMaxTurns), TimeoutSeconds: or(c.TimeoutSeconds, DefaultTimeoutSeconds),
 		Network: c.Network,
@@ -247,11 +293,26 @@ func (r *Registry) Get(name string) (Definition, bool) {
 }
 
 // List returns all types: the built-in ones, then the configuration's in the
-// order of its file.
+// order of its file, those of files as they were found, managed ones by name.
 func (r *Registry) List() []Definition {
 	out := make([]Definition, 0, len(r.order))
 	for _, name := range r.order {
 		out = append(out, r.byName[name].clone())
+	}
+	return out
+}
+
+// Entries returns every definition that there is, in the order of precedence:
+// also those whose name another one owns (REG-07), and those that are switched
+// off (REG-08).
+func (r *Registry) Entries() []Entry {
+	out := slices.Clone(r.entries)
+	for i, e := range out {
+		d := e.Definition
+		if owner := r.byName[d.Name]; e.Enabled && e.ShadowedBy == "" && owner.Origin == d.Origin {
+			d = owner // with its overrides
+		}
+		out[i].Definition = d.clone()
 	}
 	return out
 }
@@ -264,7 +325,7 @@ func (r *Registry) List() []Definition {
 func (r *Registry) Visible(allowed []string, shellAllowed bool) []Definition {
 	var out []Definition
 	for _, d := range r.List() {
-		if d.Name == Bash && !shellAllowed || allowed != nil && !slices.Contains(allowed, d.Name) {
+		if d.Name == Bash && !shellAllowed || !contract.Permits(allowed, d.Name) {
 			continue
 		}
 		out = append(out, d)

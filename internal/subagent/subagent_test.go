@@ -247,3 +247,135 @@ func TestSkillPolicy(t *testing.T) {
 		t.Errorf("union = %q", got)
 	}
 }
+
+func managed(name string) Stored {
+	return Stored{Managed: Managed{Name: name, Description: "m", SystemPrompt: "m", MaxTurns: 9, TimeoutSeconds: 9, Enabled: true}, Revision: 3}
+}
+
+func file(name string) File {
+	c := coder()
+	c.Name, c.Description = name, "f"
+	return File{Custom: c, Path: "/agents/" + name + ".md"}
+}
+
+// REG-01, REG-07, REG-08, REG-11: layers in order, the first owner wins whole, what
+// is shadowed or switched off is shown and does not exist, overrides come last.
+func TestLayers(t *testing.T) {
+	t.Parallel()
+	off := managed("off")
+	off.Enabled = false
+	cfg := Config{
+		Custom: []Custom{coder()}, Files: []File{file("writer"), file("bash"), file("coder"), file("aide")},
+		Managed: []Stored{managed("zeta"), off, managed("writer"), managed("bash"), managed("coder")},
+		Agents:  map[string]Override{"writer": {MaxTurns: ptr(2)}, "zeta": {MaxTurns: ptr(4)}, "off": {MaxTurns: ptr(5)}},
+	}
+	r := registry(t, cfg)
+	if got := names(r.List()); !slices.Equal(got, []string{"general-purpose", "bash", "coder", "writer", "aide", "zeta"}) {
+		t.Errorf("list = %q", got)
+	}
+	if d := get(t, r, "writer"); d.Origin != OriginFile || d.Description != "f" || d.MaxTurns != 2 {
+		t.Errorf("writer = %+v", d)
+	}
+	if d := get(t, r, "zeta"); d.Origin != OriginManaged || d.MaxTurns != 4 || !slices.Equal(d.DisallowedTools, denied) {
+		t.Errorf("zeta = %+v", d)
+	}
+	if _, ok := r.Get("off"); ok {
+		t.Error("what is switched off exists")
+	}
+	var got []string
+	for _, e := range r.Entries() {
+		line := e.Definition.Name + " " + string(e.Definition.Origin)
+		if !e.Enabled {
+			line += " off"
+		}
+		if e.ShadowedBy != "" {
+			line += " by " + string(e.ShadowedBy)
+		}
+		if e.Definition.Name == "writer" && (e.ShadowedBy == "") != (e.Definition.MaxTurns == 2) {
+			t.Errorf("an override is for the owner alone: %+v", e)
+		}
+		got = append(got, line)
+	}
+	want := []string{
+		"general-purpose builtin", "bash builtin", "coder config", "writer file", "bash file by builtin", "coder file by config", "aide file",
+		"bash managed by builtin", "coder managed by config", "off managed off", "writer managed by file", "zeta managed",
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("entries\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+}
+
+// A registry that was taken stays as it was; the catalogue moves on, and what is
+// wrong in the configuration is told at the start.
+func TestCatalogue(t *testing.T) {
+	t.Parallel()
+	if _, err := NewCatalogue(Config{Custom: []Custom{{Name: "x"}}}); !errors.Is(err, ErrDefinition) {
+		t.Errorf("a wrong configuration: %v", err)
+	}
+	c, err := NewCatalogue(Config{Custom: []Custom{coder()}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := c.Current()
+	c.SetManaged([]Stored{managed("alpha"), managed("beta")})
+	c.SetFiles([]File{file("beta")})
+	if got := names(c.Visible([]string{"beta", "alpha"}, true)); !slices.Equal(got, []string{"beta", "alpha"}) || len(before.List()) != 3 {
+		t.Errorf("visible = %q, before %q", got, names(before.List()))
+	}
+	if d := get(t, c.Current(), "beta"); d.Origin != OriginFile {
+		t.Errorf("beta = %+v", d)
+	}
+	c.SetFiles(nil)
+	if d := get(t, c.Current(), "beta"); d.Origin != OriginManaged {
+		t.Errorf("beta = %+v", d)
+	}
+}
+
+// REG-06: what a store takes, and how.
+func TestManagedIsNormalized(t *testing.T) {
+	t.Parallel()
+	m, err := Managed{Name: "My-Agent", DisplayName: "  ", Description: " d ", SystemPrompt: "\n p\n", Tools: []string{" a", "a", "b"}, Skills: []string{}, DisallowedTools: []string{"x", "task"}}.Normalize()
+	if err != nil || m.Name != "my-agent" || m.DisplayName != "" || m.Description != "d" || m.SystemPrompt != "p" || !slices.Equal(m.Tools, []string{"a", "b"}) ||
+		m.Skills == nil || len(m.Skills) != 0 || !slices.Equal(m.DisallowedTools, []string{"x", "task", "ask_clarification", "present_files"}) || m.Model != InheritModel || m.MaxTurns != 50 || m.TimeoutSeconds != 900 {
+		t.Errorf("%+v, %v", m, err)
+	}
+	bad := Managed{Name: "a_b", Description: " ", Tools: []string{""}, Model: strings.Repeat("m", 200), Pool: "a b", MaxTurns: -1, TimeoutSeconds: maxTimeoutSeconds + 1}
+	_, err = bad.Normalize()
+	for _, want := range []string{"name is", "description is blank", "system_prompt is blank", "tools[0]", "model has", "pool", "max_turns", "timeout_seconds"} {
+		if !errors.Is(err, ErrDefinition) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v: want %q", err, want)
+		}
+	}
+	for _, data := range []string{`{"name":"a","description":"d","system_prompt":"p","root":1}`, `{} {}`, `[`, strings.Repeat("[", 5000)} {
+		if _, err := DecodeManaged([]byte(data)); !errors.Is(err, ErrDefinition) {
+			t.Errorf("%.40s: %v", data, err)
+		}
+	}
+	if m, err := DecodeManaged([]byte(`{"name":"a","description":"d","system_prompt":"p"}`)); err != nil || !m.Enabled {
+		t.Errorf("without enabled: %+v, %v", m, err)
+	}
+}
+
+// REG-17: a refusal tells what there is, that the policy permits nothing, or that
+// there is nothing.
+func TestRefusalTexts(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		visible []Definition
+		allowed []string
+		name    string
+		want    string
+	}{
+		{[]Definition{{Name: "a"}, {Name: "b"}}, nil, "x", `There is no sub-agent type "x" for this run. Available types: a, b.`},
+		{nil, []string{}, "x", `There is no sub-agent type "x" for this run. The policy of this run permits none.`},
+		{nil, nil, "x", `There is no sub-agent type "x" for this run. There are none.`},
+		{[]Definition{{Name: "a"}}, nil, "", "subagent_type is missing. Available types: a."},
+	} {
+		if _, err := Choose(c.visible, c.allowed, c.name); err == nil || err.Error() != c.want {
+			t.Errorf("Choose(%q) = %v, want %s", c.name, err, c.want)
+		}
+	}
+	if _, err := Choose([]Definition{{Name: "a"}}, []string{"b"}, "a"); err == nil {
+		t.Error("a list that was made for another policy was believed")
+	}
+}

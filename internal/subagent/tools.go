@@ -76,12 +76,5 @@ func Chain(s Stages) []string {
 	if s.SearchTool && !slices.Contains(tools, searchTool) {
 		tools = append(tools, searchTool)
 	}
-	allowed, unrestricted := SkillPolicy(s.ActiveSkills)
-	if s.SkillsUnresolvable {
-		allowed, unrestricted = nil, false
-	}
-	if unrestricted {
-		return tools
-	}
-	return FilterTools(tools, append(slices.Clone(helperTools), allowed...), nil)
+	return LimitOf(s.ActiveSkills, s.SkillsUnresolvable).Filter(tools)
 }

@@ -124,7 +124,7 @@ func runBash(ctx context.Context, w *Workspace, o Options, command string, timeo
 	}
 	defer r.Close()
 	p, err := o.Sandbox.Start(sandbox.Command{
-		Argv: []string{shell, "-c", command}, Dir: w.real, Env: environment(w, o.Env), Output: out, ReadOnly: o.ReadOnly, Lease: sandbox.LeaseOf(ctx),
+		Argv: []string{shell, "-c", command}, Dir: w.real, Env: environment(w, o.Env), Output: out, ReadOnly: readable(ctx, o), Lease: sandbox.LeaseOf(ctx),
 		Network: o.Network, Limits: o.Limits,
 	})
 	out.Close()

@@ -38,7 +38,12 @@ func readFile(w *Workspace, maxChars int) Tool {
 			if last != 0 && last < first {
 				return Result{}, fmt.Errorf("end_line is %d, before start_line %d", last, first)
 			}
-			f, info, err := w.open(name)
+			at, done, err := w.reading(ctx, name)
+			if err != nil {
+				return Result{}, err
+			}
+			defer done()
+			f, info, err := at.open(name)
 			if err != nil {
 				return Result{}, err
 			}
@@ -51,10 +56,11 @@ func readFile(w *Workspace, maxChars int) Tool {
 				return Result{}, fmt.Errorf("%s is a binary file of %d bytes", quote(name), info.Size())
 			}
 			text, err := numbered(ctx, r, first, last, char, maxChars)
-			if err == nil {
-				w.note(ctx, name, info)
+			if err != nil {
+				return Result{}, err
 			}
-			return Result{Text: text}, err
+			w.note(ctx, name, info) // of what lies beside it, nothing
+			return Result{Text: text, Metadata: at.found(name)}, nil
 		},
 	}
 }
@@ -156,6 +162,9 @@ func writeFile(w *Workspace) Tool {
 			if len(content) > maxWriteBytes {
 				return Result{}, fmt.Errorf("content has %d bytes; want at most %d", len(content), maxWriteBytes)
 			}
+			if err := w.mayWrite(ctx, name); err != nil {
+				return Result{}, err
+			}
 			w.mu.Lock()
 			defer w.mu.Unlock()
 			if err := w.mayReplace(ctx, name); err != nil {
@@ -199,6 +208,9 @@ func strReplace(w *Workspace) Tool {
 			case old == repl:
 				return Result{}, errors.New("old_str and new_str are the same; nothing to do")
 			}
+			if err := w.mayWrite(ctx, name); err != nil {
+				return Result{}, err
+			}
 			w.mu.Lock()
 			defer w.mu.Unlock()
 			b, err := w.read(name, maxEditBytes)
@@ -231,7 +243,7 @@ func listDir(w *Workspace, maxChars int) Tool {
 			Description: "List a folder of the workspace: folders end with /, files have their size in bytes.",
 			Parameters:  schema("", `"path":{"type":"string","description":"path inside the workspace, default its root"}`),
 		},
-		call: func(_ context.Context, a *args) (Result, error) {
+		call: func(ctx context.Context, a *args) (Result, error) {
 			name := a.str("path", "dir", "directory")
 			if a.err != nil {
 				return Result{}, a.err
@@ -239,6 +251,11 @@ func listDir(w *Workspace, maxChars int) Tool {
 			if name == "" {
 				name = "."
 			}
+			w, done, err := w.reading(ctx, name)
+			if err != nil {
+				return Result{}, err
+			}
+			defer done()
 			rel, err := w.locate(name)
 			if err != nil {
 				return Result{}, err

@@ -53,7 +53,13 @@ func glob(w *Workspace, maxChars int) Tool {
 			if a.err != nil {
 				return Result{}, a.err
 			}
-			pattern, err := cleanPattern(w, pattern)
+			pattern, base = patternFolder(ctx, pattern, base)
+			w, done, err := w.reading(ctx, base)
+			if err != nil {
+				return Result{}, err
+			}
+			defer done()
+			pattern, err = cleanPattern(w, pattern)
 			if err != nil {
 				return Result{}, err
 			}
@@ -79,7 +85,7 @@ func glob(w *Workspace, maxChars int) Tool {
 			slices.Sort(found)
 			out := newLines(maxChars, maxGlobShown, "files")
 			for _, f := range found {
-				out.add(f)
+				out.add(w.shown(f))
 			}
 			out.total += more
 			return Result{Text: out.text() + seen.cutNote()}, nil
@@ -222,6 +228,11 @@ func grep(w *Workspace, maxChars int) Tool {
 			if err != nil {
 				return Result{}, fmt.Errorf("pattern: %w", err)
 			}
+			w, done, err := w.reading(ctx, base)
+			if err != nil {
+				return Result{}, err
+			}
+			defer done()
 			if filter != "" {
 				if filter, err = cleanPattern(w, filter); err != nil {
 					return Result{}, err
@@ -306,7 +317,7 @@ func grepFile(ctx context.Context, w *Workspace, rel string, re *regexp.Regexp, 
 			return context.Cause(ctx)
 		}
 		line = strings.TrimRight(line, "\r\n")
-		if at := re.FindStringIndex(line); at != nil && !out.add(fmt.Sprintf("%s:%d: %s", rel, n, excerpt(line, at[0]))) {
+		if at := re.FindStringIndex(line); at != nil && !out.add(fmt.Sprintf("%s:%d: %s", w.shown(rel), n, excerpt(line, at[0]))) {
 			return errFull
 		}
 		if err != nil {

@@ -47,6 +47,8 @@ type Workspace struct {
 	real string // with links resolved
 	root *os.Root
 	mu   *sync.Mutex // one writer at a time: edits read and write
+	// aside: it is no workspace, but a folder beside one that can only be read.
+	aside bool
 }
 
 // writers are shared by the workspaces of one folder, because the tasks of one

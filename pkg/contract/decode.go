@@ -67,6 +67,9 @@ func (r TaskRequest) Validate() error {
 	if len(r.AcceptanceCriteria) > MaxCriteria {
 		errs = append(errs, fmt.Errorf("acceptance_criteria has %d entries; want at most %d", len(r.AcceptanceCriteria), MaxCriteria))
 	}
+	if err := r.Identity.Validate(); err != nil {
+		errs = append(errs, err)
+	}
 	if r.QueueTimeoutSeconds < 0 {
 		errs = append(errs, fmt.Errorf("queue_timeout_seconds is %d; want 0 or more", r.QueueTimeoutSeconds))
 	}

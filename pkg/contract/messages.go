@@ -57,7 +57,11 @@ type TaskRequest struct {
 	// OfferedTools is the parent's tool scope, the outer bound for the child;
 	// null offers whatever the executor has.
 	OfferedTools []string `json:"offered_tools"`
-	Identity     Identity `json:"identity"`
+	// AllowedSubagents is the caller's policy as it was copied when its run began:
+	// without it every type is permitted, with [] none. Whoever handles the
+	// request goes by this copy alone.
+	AllowedSubagents []string `json:"allowed_subagents,omitzero"`
+	Identity         Identity `json:"identity"`
 	// QueueTimeoutSeconds bounds the wait for a slot; 0 takes the gate's own.
 	QueueTimeoutSeconds int       `json:"queue_timeout_seconds,omitempty"`
 	CreatedAt           time.Time `json:"created_at"`
@@ -81,13 +85,9 @@ type Subagent struct {
 	TimeoutSeconds int  `json:"timeout_seconds"`
 	// Network lets commands of the type's tasks use the network.
 	Network bool `json:"network,omitempty"`
-}
-
-// Identity is on whose behalf a task runs.
-type Identity struct {
-	UserID     string `json:"user_id,omitempty"`
-	UserRole   string `json:"user_role,omitempty"`
-	IsSubagent bool   `json:"is_subagent"`
+	// Skills are the skills that the task may be shown, under its parent's policy
+	// already; without it all that are enabled, with [] none.
+	Skills []string `json:"skills,omitzero"`
 }
 
 // Grant is the right to run one attempt of a task. It is void as soon as the
@@ -547,4 +547,6 @@ type RunOptions struct {
 	MaxTotalSubagents      int `json:"max_total_subagents"`
 	// AllowedSubagents: null allows all, [] none.
 	AllowedSubagents []string `json:"allowed_subagents"`
+	// AvailableSkills: without it all that are enabled, with [] none.
+	AvailableSkills []string `json:"available_skills,omitzero"`
 }

@@ -8,6 +8,7 @@ import (
 	"math"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -51,21 +52,30 @@ func TestRequestBothWays(t *testing.T) {
 func TestRequestRefuses(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(*TaskRequest){
-		"contract_version": func(r *TaskRequest) { r.ContractVersion = "2" },
-		"task id":          func(r *TaskRequest) { r.TaskID = "a.b" },
-		"run id":           func(r *TaskRequest) { r.RunID = "" },
-		"tenant":           func(r *TaskRequest) { r.Tenant = "_" },
-		"thread id":        func(r *TaskRequest) { r.ThreadID = "a\nb" },
-		"pool":             func(r *TaskRequest) { r.Pool = "*" },
-		"subagent.name":    func(r *TaskRequest) { r.Subagent.Name = "" },
-		"max_turns":        func(r *TaskRequest) { r.Subagent.MaxTurns = 0 },
-		"timeout_seconds":  func(r *TaskRequest) { r.Subagent.TimeoutSeconds = -1 },
-		"prompt is empty":  func(r *TaskRequest) { r.Prompt = "" },
-		"prompt has":       func(r *TaskRequest) { r.Prompt = strings.Repeat("x", MaxPromptBytes+1) },
-		"description has":  func(r *TaskRequest) { r.Description = strings.Repeat("界", MaxDescriptionChars+1) },
-		"criteria has":     func(r *TaskRequest) { r.AcceptanceCriteria = make([]string, MaxCriteria+1) },
-		"queue_timeout":    func(r *TaskRequest) { r.QueueTimeoutSeconds = -1 },
-		"bytes":            func(r *TaskRequest) { r.Subagent.SystemPrompt = strings.Repeat("x", MaxRequestBytes) },
+		"contract_version":         func(r *TaskRequest) { r.ContractVersion = "2" },
+		"task id":                  func(r *TaskRequest) { r.TaskID = "a.b" },
+		"run id":                   func(r *TaskRequest) { r.RunID = "" },
+		"tenant":                   func(r *TaskRequest) { r.Tenant = "_" },
+		"thread id":                func(r *TaskRequest) { r.ThreadID = "a\nb" },
+		"pool":                     func(r *TaskRequest) { r.Pool = "*" },
+		"subagent.name":            func(r *TaskRequest) { r.Subagent.Name = "" },
+		"max_turns":                func(r *TaskRequest) { r.Subagent.MaxTurns = 0 },
+		"timeout_seconds":          func(r *TaskRequest) { r.Subagent.TimeoutSeconds = -1 },
+		"prompt is empty":          func(r *TaskRequest) { r.Prompt = "" },
+		"prompt has":               func(r *TaskRequest) { r.Prompt = strings.Repeat("x", MaxPromptBytes+1) },
+		"description has":          func(r *TaskRequest) { r.Description = strings.Repeat("界", MaxDescriptionChars+1) },
+		"criteria has":             func(r *TaskRequest) { r.AcceptanceCriteria = make([]string, MaxCriteria+1) },
+		"queue_timeout":            func(r *TaskRequest) { r.QueueTimeoutSeconds = -1 },
+		"identity.user_id":         func(r *TaskRequest) { r.Identity.UserID = strings.Repeat("界", MaxIdentityChars+1) },
+		"identity.oauth_id":        func(r *TaskRequest) { r.Identity.OAuthID = "a\nb" },
+		`authz_attributes["team"]`: func(r *TaskRequest) { r.Identity.Attributes = map[string]string{"team": "a\x00"} },
+		"65 entries": func(r *TaskRequest) {
+			r.Identity.Attributes = map[string]string{}
+			for i := range MaxAttributes + 1 {
+				r.Identity.Attributes[strconv.Itoa(i)] = ""
+			}
+		},
+		"bytes": func(r *TaskRequest) { r.Subagent.SystemPrompt = strings.Repeat("x", MaxRequestBytes) },
 	} {
 		r := request()
 		change(&r)
@@ -284,8 +294,8 @@ func TestMessageKeys(t *testing.T) {
 		v    any
 		want string
 	}{
-		{&TaskRequest{}, "acceptance_criteria.[] contract_version created_at description identity.is_subagent identity.user_id identity.user_role offered_tools.[] parent_model pool prompt " +
-			"queue_timeout_seconds run_id subagent.description subagent.disallowed_tools.[] subagent.max_turns subagent.model subagent.name subagent.network subagent.pool subagent.system_prompt subagent.timeout_seconds subagent.tools.[] " +
+		{&TaskRequest{}, "acceptance_criteria.[] allowed_subagents.[] contract_version created_at description identity.authz_attributes.k identity.channel_user_id identity.is_internal identity.is_subagent identity.oauth_id identity.oauth_provider identity.user_id identity.user_role offered_tools.[] parent_model pool prompt " +
+			"queue_timeout_seconds run_id subagent.description subagent.disallowed_tools.[] subagent.max_turns subagent.model subagent.name subagent.network subagent.pool subagent.skills.[] subagent.system_prompt subagent.timeout_seconds subagent.tools.[] " +
 			"task_id tenant thread_id tool_call_id"},
 		{&TaskRecord{}, "admission_failure attempt cancel_requested date description epoch error error_code executor finished_at granted_at lost model_name pool queued_at " +
 			"receipt_verdict.citation_resolved receipt_verdict.failed.[].id receipt_verdict.failed.[].reason receipt_verdict.no_citation_claims receipt_verdict.resolved.[] receipt_verdict.unknown.[] " +
@@ -306,7 +316,7 @@ func TestMessageKeys(t *testing.T) {
 		{&RunMessageData{}, step + " message_index model_name run_id " + usage},
 		{&RunEndData{}, "duration_ms error error_code error_truncated model_name output output_truncated run_id status stop_reason " + usage},
 		{&EventRecord{}, "category content created_at event_id event_type metadata run_id seq task_id tenant thread_id"},
-		{&Delegation{}, "created_at description error_code model_name result_brief run_id status stop_reason subagent_type task_id tool_call_id " + usage},
+		{&Delegation{}, "created_at description error_code message_id model_name result_brief result_sha256 run_id status stop_reason subagent_type task_id tool_call_id " + usage},
 	} {
 		v := reflect.ValueOf(c.v).Elem()
 		fill(v)
@@ -343,7 +353,7 @@ func TestMessageKeys(t *testing.T) {
 	if got, want := top(&RunRecord{}), "created_at delegations error error_code finished_at input messages metadata model options output owner run_id status stop_reason tags tenant thread_id trace_id traceparent usage writer"; got != want {
 		t.Errorf("RunRecord has the keys %s, want %s", got, want)
 	}
-	if got, want := top(&RunOptions{}), "allowed_subagents max_concurrent_subagents max_total_subagents subagent_enabled"; got != want {
+	if got, want := top(&RunOptions{}), "allowed_subagents available_skills max_concurrent_subagents max_total_subagents subagent_enabled"; got != want {
 		t.Errorf("RunOptions has the keys %s, want %s", got, want)
 	}
 }

@@ -78,6 +78,9 @@ func (n Names) TaskBucket() string { return n.asset + "_TASKS" }
 // RunBucket holds the runs of leads.
 func (n Names) RunBucket() string { return n.asset + "_RUNS" }
 
+// AgentBucket holds the definitions of sub-agents that administrators made.
+func (n Names) AgentBucket() string { return n.asset + "_AGENTS" }
+
 // BlobStore holds results that are too large for a record.
 func (n Names) BlobStore() string { return n.asset + "_BLOBS" }
 
@@ -150,6 +153,9 @@ func ParseKey(key string) (KeyKind, string, error) {
 	}
 	return "", "", fmt.Errorf("%w: key %q", ErrSubject, key)
 }
+
+// AgentKey is the key of a managed definition in the agent bucket. Shape: agent.<name>
+func AgentKey(name string) string { return "agent." + name }
 
 // Keys of the run bucket.
 

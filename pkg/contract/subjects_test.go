@@ -30,7 +30,7 @@ func TestFixedNames(t *testing.T) {
 	n := MustNames(DefaultPrefix)
 	for got, want := range map[string]string{
 		n.WorkStream(): "HG_WORK", n.GrantStream(): "HG_GRANTS", n.EventStream(): "HG_EVENTS", n.DeadStream(): "HG_DEAD",
-		n.AdvisoryStream(): "HG_ADVISORIES", n.TaskBucket(): "HG_TASKS", n.RunBucket(): "HG_RUNS", n.BlobStore(): "HG_BLOBS",
+		n.AdvisoryStream(): "HG_ADVISORIES", n.TaskBucket(): "HG_TASKS", n.RunBucket(): "HG_RUNS", n.AgentBucket(): "HG_AGENTS", n.BlobStore(): "HG_BLOBS",
 		n.GrantConsumer(DefaultPool): "executors-default", n.SinkConsumer(): "eventsink",
 		n.TaskRequest("default", "t1"): "hg.v1.task.request.default.t1", n.TaskRequests(): "hg.v1.task.request.*.*",
 		n.TaskGrant("default", "t1"): "hg.v1.task.grant.default.t1", n.TaskGrants("gpu"): "hg.v1.task.grant.gpu.*", n.TaskGrants(""): "hg.v1.task.grant.*.*",

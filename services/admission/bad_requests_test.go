@@ -126,3 +126,25 @@ func TestGrantTooLarge(t *testing.T) {
 		return err == nil && json.Unmarshal(m.Data, &g) == nil && g.TaskID == "t_good", fmt.Sprint("no grant: ", err)
 	})
 }
+
+// REG-14, REG-15: the gate goes by the copy of the caller's policy that a request
+// carries. What it does not permit ends with the reason, told under its own run.
+func TestRequestAgainstItsOwnPolicy(t *testing.T) {
+	t.Parallel()
+	for name, allowed := range map[string][]string{"none": {}, "others": {"coder", "General-Purpose"}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t, 1)
+			w.run(w.service(w.srv.Conn("adm-1"), "adm-1", nil))
+			bad, good := request("t_bad"), request("t_good")
+			bad.AllowedSubagents, good.AllowedSubagents = allowed, []string{good.Subagent.Name}
+			w.store("t_bad", encode(t, bad))
+			w.store("t_good", encode(t, good))
+			rec := w.reaches("t_bad", contract.StateFailed)
+			if rec.ErrorCode != contract.ErrPolicyDenied || !strings.Contains(rec.Error, "allowed_subagents") || rec.RunID != bad.RunID || rec.Attempt != 0 {
+				t.Errorf("record = %+v", rec)
+			}
+			w.reaches("t_good", contract.StateGranted)
+		})
+	}
+}

@@ -3,6 +3,7 @@ package admission
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -31,7 +32,7 @@ type body struct {
 func (b body) fill(rec contract.TaskRecord) contract.TaskRecord {
 	rec.TaskID, rec.Tenant, rec.RequestSeq, rec.QueuedAt = b.id, b.tenant, b.seq, b.queued.UTC()
 	rec.TraceParent, rec.TraceState = b.parent, b.state
-	if b.invalid != nil {
+	if b.invalid != nil && !errors.Is(b.invalid, contract.ErrNotPermitted) {
 		// What cannot be read has no run; its events need one all the same.
 		rec.RunID, rec.ThreadID, rec.SubagentType = "unknown", "unknown", "unknown"
 		return rec
@@ -63,6 +64,9 @@ func readBody(names contract.Names, pools []contract.Pool, m bus.Message) (body,
 	}
 	if b.invalid == nil {
 		b.invalid = b.grantable(pools)
+	}
+	if b.invalid == nil {
+		b.invalid = b.req.CheckPolicy() // REG-14
 	}
 	return b, nil
 }

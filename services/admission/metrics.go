@@ -108,4 +108,4 @@ func (m *metrics) totals() admissionapi.Totals {
 }
 
 // refusalCodes are what a task can end with instead of a grant.
-var refusalCodes = []contract.ErrorCode{contract.ErrQueueFull, contract.ErrQueueTimeout, contract.ErrInvalidRequest, contract.ErrInternal}
+var refusalCodes = []contract.ErrorCode{contract.ErrQueueFull, contract.ErrQueueTimeout, contract.ErrInvalidRequest, contract.ErrPolicyDenied, contract.ErrInternal}

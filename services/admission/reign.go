@@ -433,6 +433,9 @@ func (r *reign) request(b body) gate.Request {
 	if errors.Is(b.invalid, errCrashes) {
 		req.Code = contract.ErrInternal
 	}
+	if errors.Is(b.invalid, contract.ErrNotPermitted) {
+		req.Code = contract.ErrPolicyDenied
+	}
 	if b.invalid != nil {
 		req.Invalid = b.invalid.Error()
 		req.Pool = "" // whatever it says

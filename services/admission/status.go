@@ -30,7 +30,7 @@ func (r *reign) serveStatus(ctx context.Context) error {
 		return err
 	}
 	defer svc.Stop() //nolint:errcheck // the connection goes with it
-	err = svc.AddEndpoint("status", micro.HandlerFunc(func(req micro.Request) { r.answer(ctx, req) }),
+	err = svc.AddEndpoint("status", endpoint.Handler(r.s.log, func(req micro.Request) { r.answer(ctx, req) }),
 		micro.WithEndpointSubject(admissionapi.Subject(r.s.bus.Names)), micro.WithEndpointQueueGroupDisabled(),
 		described)
 	if err != nil {

@@ -61,7 +61,7 @@ func (a *api) start(ctx context.Context) error {
 		return fmt.Errorf("announce events.list: %w", err)
 	}
 	subject := eventapi.Subject(a.bus.Names)
-	handle := micro.HandlerFunc(func(r micro.Request) { a.handle(ctx, r) })
+	handle := endpoint.Handler(a.log, func(r micro.Request) { a.handle(ctx, r) })
 	described, err := endpoint.Describe("events.list", "A page of stored events in ascending seq, by thread, run, task and type.")
 	if err == nil {
 		err = errors.Join(

@@ -47,15 +47,15 @@ const maxPanics = 2
 
 // judge reads a message with f. One that makes it panic, the second time as well,
 // can never be stored; the others go on.
-func (s *Service) judge(m jetstream.Msg, seq uint64, f func(contract.Names, string, []byte, uint64) item) item {
-	it := item{subject: m.Subject(), seq: seq}
+func (s *Service) judge(subject string, data []byte, seq uint64, f func(contract.Names, string, []byte, uint64) item) item {
+	it := item{subject: subject, seq: seq}
 	for range maxPanics {
-		err := fault.Catch(func() error { it = f(s.bus.Names, m.Subject(), m.Data(), seq); return nil })
+		err := fault.Catch(func() error { it = f(s.bus.Names, subject, data, seq); return nil })
 		p := fault.As(err)
 		if p == nil {
 			return it
 		}
-		p.Log(s.log.Error()).Str("subject", clip(m.Subject(), 300)).Uint64("seq", seq).Msg("the reading of an event panicked")
+		p.Log(s.log.Error()).Str("subject", clip(subject, 300)).Uint64("seq", seq).Msg("the reading of an event panicked")
 		it = it.refuse("reading it panicked: " + p.Error())
 	}
 	return it
@@ -73,7 +73,7 @@ func read(names contract.Names, subject string, data []byte, seq uint64) item {
 	if err != nil {
 		return it.refuse(err.Error())
 	}
-	if err := match(&ev, at); err != nil {
+	if err := event.Complete(&ev, at); err != nil {
 		return it.refuse(err.Error())
 	}
 	if !slices.Contains(known, ev.Type) {
@@ -97,40 +97,6 @@ func (it item) refuse(reason string) item {
 }
 
 var known = contract.EventTypes()
-
-// match compares an event with its subject. The server checks who may publish
-// on which subject, but nobody checks what an event says of itself; an event
-// that names another tenant than its subject must not be stored as that
-// tenant's. What the event leaves out is taken from the subject.
-func match(ev *envelope.Event, at contract.EventSubject) error {
-	if ev.Tenant == "" {
-		ev.Tenant = at.Tenant
-	}
-	if ev.RunID == "" {
-		ev.RunID = at.Run
-	}
-	if ev.TaskID == "" {
-		ev.TaskID = at.Task
-	}
-	if ev.ThreadID == "" && contract.ThreadID(at.Thread).Token() == at.Thread {
-		ev.ThreadID = contract.ThreadID(at.Thread)
-	}
-	var diff []string
-	check := func(name, have, want string) {
-		if have != want {
-			diff = append(diff, fmt.Sprintf("%s is %q on the subject and %q in the event", name, want, clip(have, 80)))
-		}
-	}
-	check("tenant", string(ev.Tenant), string(at.Tenant))
-	check("thread", ev.ThreadID.Token(), at.Thread)
-	check("run", string(ev.RunID), string(at.Run))
-	check("task", string(ev.TaskID), string(at.Task))
-	check("type", string(ev.Type), string(at.Type))
-	if len(diff) > 0 {
-		return fmt.Errorf("%w: %s", envelope.ErrInvalid, strings.Join(diff, "; "))
-	}
-	return nil
-}
 
 func clip(s string, n int) string {
 	if len(s) > n {

@@ -6,8 +6,6 @@ import (
 	"testing"
 	"unicode"
 
-	"github.com/nats-io/nats.go/jetstream"
-
 	"github.com/herdgate/herdgate/internal/bus"
 	"github.com/herdgate/herdgate/pkg/contract"
 )
@@ -71,15 +69,6 @@ func TestReadFillsFromSubject(t *testing.T) {
 	}
 }
 
-// raw is a delivered message.
-type raw struct {
-	jetstream.Msg
-	subject string
-}
-
-func (r raw) Subject() string { return r.subject }
-func (raw) Data() []byte      { return []byte("{}") }
-
 // F-058: an event that makes its reader panic is read once more, then it goes to the
 // dead letters like any other that cannot be stored.
 func TestReadingPanics(t *testing.T) {
@@ -90,7 +79,7 @@ func TestReadingPanics(t *testing.T) {
 	}{{0, store}, {1, store}, {2, dead}, {1000, dead}} {
 		n := 0
 		s := &Service{bus: &bus.Conn{Names: contract.MustNames("hg.v1")}}
-		it := s.judge(raw{subject: "hg.v1.event.x"}, 7, func(_ contract.Names, subject string, _ []byte, seq uint64) item {
+		it := s.judge("hg.v1.event.x", []byte("{}"), 7, func(_ contract.Names, subject string, _ []byte, seq uint64) item {
 			if n++; n <= c.panics {
 				panic("password=hunter2")
 			}

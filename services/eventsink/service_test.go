@@ -715,6 +715,43 @@ func TestStreamLostItsEnd(t *testing.T) {
 	s.waitReady("up to 10, but stream HG_EVENTS ends at 1")
 }
 
+// The same, after the stream was filled again beyond what is stored: the events that
+// took the numbers of stored ones would never be.
+func TestStreamLostItsEndAndGrew(t *testing.T) {
+	t.Parallel()
+	_, conn := natstest.New(t)
+	dir := t.TempDir()
+	k := newTask(1)
+	s := start(t, conn, options{open: sqlite.Opener(dir)})
+	publish(t, conn, k.started())
+	stored(t, conn, publish(t, conn, k.step(1)))
+	s.stop()
+	// As if the stream had held another event there.
+	db, err := sql.Open("sqlite", filepath.Join(dir, sqlite.File))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	if _, err := db.ExecContext(t.Context(), "UPDATE events SET event_id = 'lost' WHERE seq = 2"); err != nil {
+		t.Fatal(err)
+	}
+	publish(t, conn, k.completed())
+	s = start(t, conn, options{open: sqlite.Opener(dir)})
+	s.waitReady(`its newest event is "lost" at 2, but stream HG_EVENTS has "task-1/step/1" there`)
+	// What the stream no longer has proves nothing.
+	stream, err := conn.JS.Stream(t.Context(), conn.Names.EventStream())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := stream.DeleteMsg(t.Context(), 2); err != nil {
+		t.Fatal(err)
+	}
+	s.waitReady("")
+	if got := ids(stored(t, conn, 3)); !slices.Equal(got, []string{"task-1/started", "lost", "task-1/end"}) {
+		t.Errorf("stored are %q", got)
+	}
+}
+
 // An older copy of the database catches up from the stream.
 func TestDatabaseRestored(t *testing.T) {
 	t.Parallel()

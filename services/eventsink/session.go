@@ -149,6 +149,16 @@ func (ss *session) begin(ctx context.Context) (jetstream.Consumer, error) {
 		return nil, errReconnected
 	}
 	names := ss.bus.Names
+	// Before the stream is looked at: sinks that share the work go on meanwhile, and
+	// what is stored later may be newer than the end that was seen.
+	cursor, err := ss.store.LastSeq(ctx)
+	if err != nil {
+		return nil, err
+	}
+	newest, id, err := ss.store.Newest(ctx)
+	if err != nil {
+		return nil, err
+	}
 	stream, err := ss.bus.JS.Stream(ctx, names.EventStream())
 	if err != nil {
 		return nil, fmt.Errorf("stream %s: %w", names.EventStream(), bus.Classify(err))
@@ -166,13 +176,13 @@ func (ss *session) begin(ctx context.Context) (jetstream.Consumer, error) {
 		}
 		return nil, err
 	}
-	cursor, err := ss.store.LastSeq(ctx)
-	if err != nil {
-		return nil, err
+	// Rows may be there beyond the cursor, where sinks share the work.
+	if filled := max(cursor, newest); filled > info.State.LastSeq {
+		return nil, fmt.Errorf("%w: %w: it was filled up to %d, but stream %s ends at %d, so that new events would get numbers that are taken; "+lostEnd,
+			errStopped, ErrForeign, filled, info.Config.Name, info.State.LastSeq)
 	}
-	if cursor > info.State.LastSeq {
-		return nil, fmt.Errorf("%w: %w: it was filled up to %d, but stream %s ends at %d, so that new events would get numbers that are taken; the stream was restored from a backup or lost its end in a power failure: move the database away and restart, then a new one is made from what the stream has",
-			errStopped, ErrForeign, cursor, info.Config.Name, info.State.LastSeq)
+	if err := ss.compare(ctx, info.Config.Name, newest, id); err != nil {
+		return nil, err
 	}
 	if ss.cfg.Shared {
 		if cursor, err = ss.behind(ctx, consumer, cursor); err != nil {
@@ -189,6 +199,30 @@ func (ss *session) begin(ctx context.Context) (jetstream.Consumer, error) {
 	}
 	ss.progress.advance(cursor)
 	return consumer, nil
+}
+
+// lostEnd says how a stream comes to have other events than the database, and what
+// to do.
+const lostEnd = "the stream was restored from a backup or lost its end in a power failure: move the database away and restart, then a new one is made from what the stream has"
+
+// compare looks whether the stream has the newest event that is stored, under the
+// same sequence. A stream that has lost its end and was filled again since has other
+// events there, which would be taken for stored.
+func (ss *session) compare(ctx context.Context, stream string, seq uint64, id string) error {
+	if seq == 0 {
+		return nil
+	}
+	m, err := ss.bus.Get(ctx, stream, seq)
+	if errors.Is(err, bus.ErrNotFound) {
+		return nil // too old for the stream
+	}
+	if err != nil {
+		return fmt.Errorf("event %d of stream %s: %w", seq, stream, err)
+	}
+	if it := ss.judge(m.Subject, m.Data, seq, read); it.verdict == store && it.record.EventID != id {
+		return fmt.Errorf("%w: %w: its newest event is %q at %d, but stream %s has %q there; "+lostEnd, errStopped, ErrForeign, id, seq, stream, it.record.EventID)
+	}
+	return nil
 }
 
 // collect gathers batches and writes them until alive is done, because the sink
@@ -251,7 +285,7 @@ func (ss *session) prepare(m jetstream.Msg) item {
 	if err != nil {
 		return item{msg: m, broken: fmt.Errorf("message without delivery data: %w", err)}
 	}
-	it := ss.judge(m, meta.Sequence.Stream, read)
+	it := ss.judge(m.Subject(), m.Data(), meta.Sequence.Stream, read)
 	it.msg, it.delivery, it.deliveries = m, meta.Sequence.Consumer, meta.NumDelivered
 	return it
 }

@@ -3,6 +3,7 @@ package eventsink_test
 import (
 	"context"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -10,8 +11,10 @@ import (
 	"github.com/herdgate/herdgate/internal/eventapi"
 	"github.com/herdgate/herdgate/internal/natstest"
 	"github.com/herdgate/herdgate/internal/pgtest"
+	"github.com/herdgate/herdgate/pkg/contract"
 	"github.com/herdgate/herdgate/services/eventsink"
 	"github.com/herdgate/herdgate/services/eventsink/postgres"
+	"github.com/herdgate/herdgate/services/eventsink/sqlite"
 )
 
 // follow pages by sequence until it has seen everything up to last, and fails the
@@ -132,6 +135,79 @@ func TestSharedRestoredDatabase(t *testing.T) {
 	if got := stored(t, conn, 31); len(got) != 31 {
 		t.Errorf("%d events are stored, want 31", len(got))
 	}
+}
+
+// A stream that has lost its end: rows beyond the cursor, which a sink had stored
+// and nobody had acknowledged yet, would keep out new events with their numbers.
+func TestSharedStreamLostItsEnd(t *testing.T) {
+	t.Parallel()
+	_, conn := natstest.New(t)
+	dsn := pgtest.Start(t).Database()
+	db, err := postgres.Opener(dsn, true)(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	stream, err := conn.JS.Stream(t.Context(), conn.Names.EventStream())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := db.Bind(t.Context(), eventsink.Origin{Stream: conn.Names.EventStream(), Created: stream.CachedInfo().Created}); err != nil {
+		t.Fatal(err)
+	}
+	publish(t, conn, newTask(1).started())
+	rec := eventsink.RecordOf(t, newTask(1).step(9), 10)
+	if _, err := db.Append(t.Context(), []contract.EventRecord{rec}, 0); err != nil {
+		t.Fatal(err)
+	}
+	s := start(t, conn, options{cfg: eventsink.Config{Shared: true}, open: postgres.Opener(dsn, true)})
+	s.waitReady("up to 10, but stream HG_EVENTS ends at 1")
+	if n := s.metric("events_stored_total"); n != 0 {
+		t.Errorf("events_stored_total = %v, want 0: nothing may be stored beside foreign events", n)
+	}
+}
+
+// A sink that begins while others store: what they have stored since it looked at the
+// stream is not beyond its end.
+func TestSharedBeginsWhileOthersStore(t *testing.T) {
+	t.Parallel()
+	_, conn := natstest.New(t)
+	dir := t.TempDir()
+	others := func(ctx context.Context, db eventsink.Store) {
+		rec := eventsink.RecordOf(t, newTask(1).completed(), publish(t, conn, newTask(1).completed()))
+		if _, err := db.Append(ctx, []contract.EventRecord{rec}, rec.Seq); err != nil {
+			t.Error(err)
+		}
+	}
+	s := start(t, conn, options{cfg: eventsink.Config{Shared: true}, open: func(ctx context.Context, waiting func()) (eventsink.Store, error) {
+		db, err := sqlite.Open(ctx, dir, waiting)
+		if err != nil {
+			return nil, err
+		}
+		return &busy{Store: db, others: others}, nil
+	}})
+	s.waitReady("")
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, reason := range s.reasons {
+		if strings.Contains(reason, "another stream") {
+			t.Errorf("the sink took its own stream for a foreign one: %s", reason)
+		}
+	}
+}
+
+// busy is a store in which others store whenever a sink binds itself to the stream,
+// which it does once it has looked at it.
+type busy struct {
+	eventsink.Store
+	once   sync.Once
+	others func(context.Context, eventsink.Store)
+}
+
+func (b *busy) Bind(ctx context.Context, o eventsink.Origin) error {
+	err := b.Store.Bind(ctx, o)
+	b.once.Do(func() { b.others(ctx, b.Store) })
+	return err
 }
 
 // A batch of 500 with one event that the database refuses: the others are stored,

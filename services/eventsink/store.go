@@ -38,6 +38,10 @@ type Store interface {
 	// LastSeq returns the cursor: everything up to it has been processed.
 	LastSeq(ctx context.Context) (uint64, error)
 
+	// Newest returns the highest sequence that is stored, also if the cursor has not
+	// reached it yet, and the id of that event; 0 if there is none.
+	Newest(ctx context.Context) (seq uint64, eventID string, err error)
+
 	// Advance moves the cursor to a later place, for sinks that share the work:
 	// none of them knows by itself that everything up to there is stored. from is
 	// where the caller saw the cursor last; if it is below that now, the database

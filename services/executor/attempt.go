@@ -45,7 +45,7 @@ type attempt struct {
 	rec    contract.TaskRecord // as we wrote it last
 	rev    uint64              // its revision
 	last   uint64              // sequence of the task's newest event that we know of
-	index  int                 // of the newest step event
+	steps  event.Capture       // what was told of the conversation
 	begun  atomic.Bool         // an effect may have happened
 	today  time.Time           // when it was claimed, in the deployment's time zone
 	ttl    time.Duration

@@ -24,6 +24,7 @@ func (j *job) newChain() (*chain, error) {
 	c.addReceipts(j)
 	c.addGuards(j)
 	c.addPrompt(j)
+	c.addSkills(j)
 	if err := c.addCompaction(j); err != nil {
 		return nil, err
 	}

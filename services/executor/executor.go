@@ -35,6 +35,7 @@ import (
 	"github.com/herdgate/herdgate/internal/config"
 	"github.com/herdgate/herdgate/internal/model"
 	"github.com/herdgate/herdgate/internal/rungroup"
+	"github.com/herdgate/herdgate/internal/skill"
 	"github.com/herdgate/herdgate/internal/tool"
 	"github.com/herdgate/herdgate/internal/workspace"
 	"github.com/herdgate/herdgate/pkg/contract"
@@ -71,6 +72,8 @@ type Deps struct {
 	// ToolsIn opens the tools over the folder of the copy.
 	Workspaces *workspace.Store
 	ToolsIn    func(req contract.TaskRequest, dir string) (tools []tool.Tool, done func(), err error)
+	// Skills reads the skills of users.
+	Skills skill.Loader
 
 	Now            func() time.Time
 	Log            zerolog.Logger

@@ -147,7 +147,8 @@ func (f *fakeModel) holds() (started <-chan struct{}) {
 func request(id string) contract.TaskRequest {
 	return contract.TaskRequest{
 		ContractVersion: contract.Version, TaskID: contract.TaskID(id), RunID: "r_1", ThreadID: "th_1", Tenant: contract.DefaultTenant,
-		Prompt: "look", CreatedAt: time.Now().UTC(), Subagent: contract.Subagent{Name: "general-purpose", MaxTurns: 5, TimeoutSeconds: 60},
+		Identity: contract.Identity{UserID: "u", IsSubagent: true},
+		Prompt:   "look", CreatedAt: time.Now().UTC(), Subagent: contract.Subagent{Name: "general-purpose", MaxTurns: 5, TimeoutSeconds: 60},
 	}
 }
 

@@ -16,7 +16,7 @@ import (
 // firstMessages is what the sub-agent begins with.
 func (j *job) firstMessages() []model.Message {
 	req := j.a.grant.Request
-	return prompt.First(prompt.Child{Prompt: req.Subagent.SystemPrompt, Citation: j.a.s.citation(), Task: req.Prompt, Criteria: req.AcceptanceCriteria})
+	return prompt.First(prompt.Child{Prompt: req.Subagent.SystemPrompt, Citation: j.a.s.citation(), Skills: j.skills.Section(), Task: req.Prompt, Criteria: req.AcceptanceCriteria})
 }
 
 // addPrompt adds the pieces that shape what a provider is sent. None changes what

@@ -71,7 +71,7 @@ func Serve(ctx context.Context, env *process.Env) error {
 		Tools: func(req contract.TaskRequest) ([]tool.Tool, func(), error) {
 			return openIn(req, tool.ThreadDir(root, req.Tenant, req.ThreadID))
 		},
-		Workspaces: workspaces, ToolsIn: openIn,
+		Workspaces: workspaces, ToolsIn: openIn, Skills: env.Skills(p.Log),
 	})
 	if err != nil {
 		return err

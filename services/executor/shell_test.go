@@ -59,6 +59,32 @@ func TestNoShell(t *testing.T) {
 	}
 }
 
+// REG-14: an executor goes by the copy of the caller's policy in the request.
+func TestGrantAgainstItsOwnPolicy(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	g := w.granted("t_1", 1)
+	g.Request.AllowedSubagents = []string{}
+	w.begin(g)()
+	rec, _ := w.record("t_1")
+	if rec.State != contract.StateFailed || rec.ErrorCode != contract.ErrPolicyDenied || !strings.Contains(rec.Error, "allowed_subagents") {
+		t.Errorf("record = %+v", rec)
+	}
+}
+
+// CTX-06, CTX-10: an executor runs nothing for nobody.
+func TestGrantForNobody(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	g := w.granted("t_1", 1)
+	g.Request.Identity = contract.Identity{}
+	w.begin(g)()
+	rec, _ := w.record("t_1")
+	if rec.State != contract.StateFailed || rec.ErrorCode != contract.ErrPolicyDenied || !strings.Contains(rec.Error, "identity.user_id is missing") {
+		t.Errorf("record = %+v", rec)
+	}
+}
+
 // A definition's network is that of the commands of its tasks.
 func TestNetworkOfTask(t *testing.T) {
 	t.Parallel()

@@ -14,6 +14,7 @@ import (
 	"github.com/herdgate/herdgate/internal/config"
 	"github.com/herdgate/herdgate/internal/event"
 	"github.com/herdgate/herdgate/internal/model"
+	"github.com/herdgate/herdgate/internal/skill"
 	"github.com/herdgate/herdgate/internal/tool"
 	"github.com/herdgate/herdgate/pkg/contract"
 )
@@ -42,7 +43,7 @@ func newLongTask(tb testing.TB, messages int, triggers ...config.Threshold) *lon
 	a := &attempt{s: s, grant: contract.Grant{TaskID: "t_1", Request: request("t_1")}, log: s.log, base: s.now(), today: s.now(), cancel: func(error) {}}
 	a.rec = contract.TaskRecord{TaskID: "t_1", RunID: a.grant.Request.RunID, Tenant: a.grant.Request.Tenant, ThreadID: a.grant.Request.ThreadID}
 	a.until.Store(int64(time.Hour))
-	t := &longTask{job: &job{a: a, ctx: tb.Context(), model: m, tools: []tool.Tool{echo{"bash"}}}}
+	t := &longTask{job: &job{a: a, ctx: tb.Context(), model: m, tools: []tool.Tool{echo{"bash"}}, skills: skill.NewSession(nil)}}
 	t.history = t.job.firstMessages()
 	chain := t.chain(tb)
 	for i := 0; len(t.history) < messages; i++ {
@@ -58,7 +59,7 @@ func newLongTask(tb testing.TB, messages int, triggers ...config.Threshold) *lon
 
 // everyPiece is what a chain with everything on has.
 var everyPiece = []string{
-	"receipts", "input_sanitising", "tool_output_budget", "remote_result_sanitising", "read_before_write",
+	"receipts", "input_sanitising", "tool_output_budget", "remote_result_sanitising", "read_before_write", "skill_activation", "skill_policy",
 	"loop_guard", "token_guard", "safety_guard", "durable_context", "summarisation", "date_context", "system_coalescing",
 }
 

@@ -12,6 +12,7 @@ import (
 	"github.com/herdgate/herdgate/internal/model"
 	"github.com/herdgate/herdgate/internal/outcome"
 	"github.com/herdgate/herdgate/internal/sandbox"
+	"github.com/herdgate/herdgate/internal/skill"
 	"github.com/herdgate/herdgate/internal/subagent"
 	"github.com/herdgate/herdgate/internal/tool"
 	"github.com/herdgate/herdgate/internal/workspace"
@@ -25,8 +26,10 @@ type job struct {
 	stop  context.CancelFunc
 	model model.Model
 	tools []tool.Tool
-	files *workspace.Copy // nil when they need no keeping
-	done  func()
+	// skills are those that the task is shown.
+	skills *skill.Session
+	files  *workspace.Copy // nil when they need no keeping
+	done   func()
 }
 
 // begin does what comes before the first model call, up to the started event.
@@ -44,9 +47,20 @@ func (a *attempt) begin(ctx context.Context) (*job, outcome.End, error) {
 	case cancelled:
 		return nil, outcome.End{}, errCancelled
 	}
+	// The gate has refused such a request already; a grant could come from elsewhere.
+	if err := req.CheckPolicy(); err != nil {
+		return nil, outcome.Map(outcome.Outcome{Kind: outcome.Exception, Message: err.Error(), Code: contract.ErrPolicyDenied}), nil
+	}
+	if err := req.RequireIdentity(); err != nil {
+		return nil, outcome.Map(outcome.Outcome{Kind: outcome.Exception, Message: err.Error(), Code: contract.ErrPolicyDenied}), nil
+	}
 	m, err := a.s.deps.Models.Get(a.modelName())
 	if err != nil {
 		return nil, outcome.Map(outcome.Outcome{Kind: outcome.Exception, Message: err.Error(), Code: contract.ErrInvalidRequest}), nil
+	}
+	skills, err := a.openSkills()
+	if err != nil {
+		return nil, outcome.Map(outcome.Outcome{Kind: outcome.Exception, Message: err.Error(), Code: contract.ErrInternal}), nil
 	}
 	tools, files, done, err := a.openTools(ctx)
 	if errors.Is(err, errNoShell) {
@@ -55,7 +69,7 @@ func (a *attempt) begin(ctx context.Context) (*job, outcome.End, error) {
 	if err != nil {
 		return nil, outcome.End{}, fmt.Errorf("tools: %w", err)
 	}
-	j := &job{a: a, model: m, files: files, done: done, stop: func() {}}
+	j := &job{a: a, model: m, skills: skills, files: files, done: done, stop: func() {}}
 	begun := false
 	defer func() {
 		if !begun {
@@ -99,8 +113,14 @@ func (j *job) run() (outcome.End, error) {
 	cfg.OnMessage = func(ctx context.Context, msg model.Message, usage *contract.Usage, modelName string) error {
 		a.progressed()
 		defer a.progressed() // what the bus takes is none of the work's silence
-		a.index++
-		return a.publish(ctx, event.Running(a.rec, a.index, event.BuildStep(msg), modelName, usage, a.s.source(), a.s.now()))
+		steps, _ := a.steps.Snapshot(msg)
+		for _, step := range steps {
+			ev := event.Running(a.rec, step.Index, event.BuildStep(step.Message), modelName, usage, a.s.source(), a.s.now())
+			if err := a.publish(ctx, ev); err != nil {
+				return err
+			}
+		}
+		return nil
 	}
 	res, err := agent.Run(ctx, cfg, j.firstMessages())
 	awake()

@@ -118,7 +118,7 @@ func (e *endpoint) run(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		serve := micro.HandlerFunc(func(r micro.Request) {
+		serve := describe.Handler(e.log, func(r micro.Request) {
 			// This is the subscription's goroutine: it must not wait.
 			mu.Lock()
 			defer mu.Unlock()
@@ -296,7 +296,9 @@ func (e *endpoint) request(in TaskSubmit) (contract.TaskRequest, error) {
 	if !ok {
 		var names []string
 		for _, s := range e.subagents.Catalogue() {
-			names = append(names, s.Name)
+			if s.Usable() {
+				names = append(names, s.Name)
+			}
 		}
 		return invalid("subagent_type %q is not known; known are %q", in.SubagentType, names)
 	}

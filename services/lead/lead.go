@@ -24,15 +24,18 @@ import (
 	"go.opentelemetry.io/otel/trace"
 	"go.opentelemetry.io/otel/trace/noop"
 
+	"github.com/herdgate/herdgate/internal/agentstore"
 	"github.com/herdgate/herdgate/internal/bus"
 	"github.com/herdgate/herdgate/internal/config"
 	"github.com/herdgate/herdgate/internal/guard"
 	"github.com/herdgate/herdgate/internal/model"
 	"github.com/herdgate/herdgate/internal/rungroup"
+	"github.com/herdgate/herdgate/internal/skill"
 	"github.com/herdgate/herdgate/internal/subagent"
 	"github.com/herdgate/herdgate/internal/tool"
 	"github.com/herdgate/herdgate/internal/workspace"
 	"github.com/herdgate/herdgate/pkg/contract"
+	"github.com/herdgate/herdgate/services/lead/internal/agents"
 	"github.com/herdgate/herdgate/services/lead/internal/dispatch"
 	"github.com/herdgate/herdgate/services/lead/internal/feed"
 	"github.com/herdgate/herdgate/services/lead/internal/httpapi"
@@ -94,10 +97,19 @@ type Deps struct {
 	Bus       *bus.Conn
 	Models    *model.Registry
 	Subagents *subagent.Registry
+	// Catalogue, when set, takes the place of Subagents: its types change with
+	// AgentStore, which may be nil, and with AgentFiles, read again after each
+	// FilesInterval, which may be nil as well.
+	Catalogue     *subagent.Catalogue
+	AgentStore    agentstore.Store
+	AgentFiles    func() (files []subagent.File, changed bool)
+	FilesInterval time.Duration
 
 	// Workspaces, when set, are what the lead's file tools work on, in place of a
 	// folder beneath WorkspaceRoot.
 	Workspaces *workspace.Store
+	// Skills reads the skills of users.
+	Skills skill.Loader
 
 	Log            zerolog.Logger
 	TracerProvider trace.TracerProvider
@@ -124,6 +136,7 @@ type Service struct {
 	engine   *run.Engine
 	http     *httpapi.Server
 	endpoint *endpoint
+	agents   *agents.Manager // nil when the types are fixed
 }
 
 // New returns a service; [Service.Run] starts it.
@@ -131,7 +144,7 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	if cfg.Name == "" {
 		return nil, errors.New("lead: name is empty")
 	}
-	if deps.Bus == nil || deps.Models == nil || deps.Subagents == nil {
+	if deps.Bus == nil || deps.Models == nil || deps.Subagents == nil && deps.Catalogue == nil {
 		return nil, errors.New("lead: bus, models and subagents must be given")
 	}
 	if deps.Now == nil {
@@ -149,6 +162,16 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	if cfg.HTTP.Version == "" {
 		cfg.HTTP.Version = cfg.Version
 	}
+	var (
+		types   httpapi.Types = deps.Subagents
+		manager *agents.Manager
+	)
+	if deps.Catalogue != nil {
+		types = deps.Catalogue
+		manager = agents.New(agents.Config{
+			Catalogue: deps.Catalogue, Store: deps.AgentStore, Files: deps.AgentFiles, FilesInterval: deps.FilesInterval, Log: deps.Log,
+		})
+	}
 	lead, err := deps.Models.Get(cfg.Model)
 	if err != nil {
 		return nil, fmt.Errorf("lead.model: %w", err)
@@ -162,15 +185,15 @@ func New(cfg Config, deps Deps) (*Service, error) {
 		SubagentsEnabled: cfg.SubagentsEnabled, MaxConcurrent: cfg.MaxConcurrent, MaxTotal: cfg.MaxTotal, ShellAllowed: cfg.ShellAllowed, Guards: cfg.Guards, Settings: cfg.Settings,
 		LeaseTTL: cfg.RunLeaseTTL, DrainTimeout: cfg.DrainTimeout, MaxActive: cfg.MaxActiveRuns, Retention: cfg.RunRetention,
 	}, run.Deps{
-		Bus: deps.Bus, Models: deps.Models, Catalogue: deps.Subagents, Dispatch: d, Tools: tools(cfg, deps.Workspaces),
+		Bus: deps.Bus, Models: deps.Models, Catalogue: types, Dispatch: d, Tools: tools(cfg, deps.Workspaces), Skills: deps.Skills,
 		Log: deps.Log, TracerProvider: deps.TracerProvider, Registerer: deps.Registerer, Now: deps.Now,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("lead: %w", err)
 	}
-	subagents := httpapi.FromRegistry(deps.Subagents, cfg.ShellAllowed)
+	subagents := httpapi.FromRegistry(types, cfg.ShellAllowed)
 	api, err := httpapi.New(cfg.HTTP, httpapi.Deps{
-		Engine: engine, Dispatch: d, Feed: feed.New(deps.Bus, deps.Log), Registry: subagents, Probes: deps.Probes, Door: deps.Door,
+		Engine: engine, Dispatch: d, Feed: feed.New(deps.Bus, deps.Log), Registry: subagents, Agents: manager, Probes: deps.Probes, Door: deps.Door,
 		DefaultModel: lead.Name(), Models: deps.Models.Names(), Log: deps.Log, TracerProvider: deps.TracerProvider, Now: deps.Now,
 	})
 	if err != nil {
@@ -184,7 +207,7 @@ func New(cfg Config, deps Deps) (*Service, error) {
 		}
 	}
 	return &Service{
-		cfg: cfg, deps: deps, engine: engine, http: api,
+		cfg: cfg, deps: deps, engine: engine, http: api, agents: manager,
 		endpoint: newEndpoint(cfg, deps, d, subagents, lead.Name()),
 	}, nil
 }
@@ -206,6 +229,17 @@ func tools(cfg Config, workspaces *workspace.Store) func(contract.Tenant, contra
 			return nil, nil, err
 		}
 		return tool.Tools(ws, tool.Options{OutputMaxChars: cfg.ToolOutputMaxChars}), func() { _ = ws.Close() }, nil
+	}
+}
+
+// typesLoaded waits until the types that are stored are known.
+func (s *Service) typesLoaded(ctx context.Context) {
+	if s.agents == nil {
+		return
+	}
+	select {
+	case <-s.agents.Loaded():
+	case <-ctx.Done():
 	}
 }
 
@@ -231,17 +265,34 @@ func (s *Service) Run(ctx context.Context) error {
 		s.deps.Ask(CheckName, s.engine.Check)
 		defer s.deps.Ask(CheckName, nil)
 	}
+	loaded := make(chan struct{})
+	follow := func(ctx context.Context) error { <-ctx.Done(); return nil }
+	if s.agents != nil {
+		follow = s.agents.Run
+	}
 	// What the engine may take to end is told to it by its own drain time; the
 	// group's is for what hangs.
 	err := rungroup.Run(ctx, s.deps.Log, s.cfg.DrainTimeout+20*time.Second,
 		rungroup.Component{Name: "http", Run: s.http.Run},
-		rungroup.Component{Name: "runs", Run: s.engine.Run},
+		rungroup.Component{Name: "sub-agent definitions", Run: follow},
+		rungroup.Component{Name: "runs", Run: func(ctx context.Context) error {
+			// A run that is taken over needs the types that it began with.
+			s.typesLoaded(ctx)
+			close(loaded)
+			return s.engine.Run(ctx)
+		}},
 		rungroup.Component{Name: "nats endpoints", Run: s.endpoint.run},
 		rungroup.Component{Name: "readiness", Run: func(ctx context.Context) error {
 			select {
 			case <-s.http.Ready():
-				s.deps.Ready(CheckName, nil)
 			case <-ctx.Done():
+			}
+			select {
+			case <-loaded:
+			case <-ctx.Done():
+			}
+			if ctx.Err() == nil {
+				s.deps.Ready(CheckName, nil)
 			}
 			<-ctx.Done()
 			s.deps.Ready(CheckName, errors.New("stopping"))

@@ -9,11 +9,14 @@ import (
 	"sync"
 	"time"
 
+	"github.com/herdgate/herdgate/internal/agentfile"
+	"github.com/herdgate/herdgate/internal/agentstore"
 	"github.com/herdgate/herdgate/internal/config"
 	"github.com/herdgate/herdgate/internal/guard"
 	"github.com/herdgate/herdgate/internal/model/configured"
 	"github.com/herdgate/herdgate/internal/process"
 	"github.com/herdgate/herdgate/internal/provision"
+	"github.com/herdgate/herdgate/internal/subagent"
 	"github.com/herdgate/herdgate/internal/workspace"
 	"github.com/herdgate/herdgate/pkg/contract"
 	"github.com/herdgate/herdgate/services/lead/internal/httpapi"
@@ -21,6 +24,9 @@ import (
 
 // maxPromptFile bounds the file of a system prompt.
 const maxPromptFile = 64 << 10
+
+// filesInterval is how often the folders of subagents.paths are read again.
+const filesInterval = 5 * time.Second
 
 // maxDrain bounds the wait for active runs: another lead can go on with them.
 const maxDrain = 10 * time.Second
@@ -42,6 +48,9 @@ func Serve(ctx context.Context, env *process.Env) error {
 		if env.Config.Workspace.Backend == config.WorkspaceObjectStore {
 			used = append(used, provision.ObjectStream(n.BlobStore()))
 		}
+		if env.Config.AgentStorage.Backend == config.StorageNATS {
+			used = append(used, contract.KVStream(n.AgentBucket()))
+		}
 		return used
 	})
 	if err != nil {
@@ -55,7 +64,15 @@ func Serve(ctx context.Context, env *process.Env) error {
 	if err != nil {
 		return err
 	}
-	subagents, err := env.Subagents()
+	catalogue, err := subagent.NewCatalogue(env.Subagents())
+	if err != nil {
+		return err
+	}
+	var files func() ([]subagent.File, bool)
+	if folders := env.Config.Subagents.Paths; len(folders) > 0 {
+		files = agentfile.NewReader(folders, subagent.Markdown{Models: models.Names()}, p.Log).Read
+	}
+	store, err := agentStore(env, p)
 	if err != nil {
 		return err
 	}
@@ -67,8 +84,8 @@ func Serve(ctx context.Context, env *process.Env) error {
 		defer workspaces.Close()
 	}
 	svc, err := New(cfg, Deps{
-		Workspaces: workspaces,
-		Bus:        p.Bus, Models: models, Subagents: subagents, Log: p.Log, TracerProvider: p.Tel.TracerProvider(),
+		Workspaces: workspaces, Skills: env.Skills(p.Log),
+		Bus: p.Bus, Models: models, Catalogue: catalogue, AgentStore: store, AgentFiles: files, FilesInterval: filesInterval, Log: p.Log, TracerProvider: p.Tel.TracerProvider(),
 		Registerer: env.Metrics.Registerer(), Probes: env.Metrics.Handler(), Door: door, Ready: p.Ready, Ask: p.Metrics.Probes.Ask,
 	})
 	if err != nil {
@@ -91,9 +108,20 @@ func Serve(ctx context.Context, env *process.Env) error {
 	return err
 }
 
+// agentStore opens where managed definitions are kept.
+func agentStore(env *process.Env, p *process.Service) (agentstore.Store, error) {
+	if env.Config.AgentStorage.Backend == config.StorageFile {
+		return agentstore.NewFile(env.DataDir, p.Log)
+	}
+	return agentstore.NewNATS(p.Bus, p.Log), nil
+}
+
 // configOf takes what a lead needs out of the whole configuration.
 func configOf(env *process.Env) (Config, error) {
 	c := env.Config
+	if c.AgentStorage.Backend == config.StorageSQL {
+		return Config{}, fmt.Errorf("agent_storage.backend is %s, which this version does not have; want %s or %s", config.StorageSQL, config.StorageNATS, config.StorageFile)
+	}
 	role, err := readPrompt(c.Lead.SystemPromptFile)
 	if err != nil {
 		return Config{}, err
@@ -114,7 +142,7 @@ func configOf(env *process.Env) (Config, error) {
 		cfg.Guards.Budget = *c.Lead.TokenBudget
 	}
 	for _, t := range c.HTTP.Auth.Tokens {
-		cfg.HTTP.Tokens = append(cfg.HTTP.Tokens, Token{Name: t.Name, TokenEnv: t.TokenEnv, Tenant: contract.Tenant(t.Tenant), UserID: t.UserID, Roles: t.Roles})
+		cfg.HTTP.Tokens = append(cfg.HTTP.Tokens, Token{Name: t.Name, TokenEnv: t.TokenEnv, Tenant: contract.Tenant(t.Tenant), UserID: t.UserID, Roles: t.Roles, Attributes: t.Attributes})
 	}
 	return cfg, nil
 }

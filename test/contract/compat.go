@@ -69,6 +69,7 @@ type shape struct {
 	types    []string // nil: any
 	words    []string // the only ones, or the known ones of an open list
 	open     bool
+	others   any // what an open list takes beside them
 	schema   map[string]any
 	fields   map[string]any
 	required []string
@@ -101,7 +102,7 @@ func shapeOf(root, s map[string]any) (shape, string) {
 	if list, ok := s["anyOf"].([]any); ok && len(list) > 0 {
 		first, _ := list[0].(map[string]any)
 		known, _ := first["enum"].([]any)
-		out.words, out.open = texts(known), true
+		out.words, out.open, out.others = texts(known), true, list[1:]
 	}
 	out.fields, _ = s["properties"].(map[string]any)
 	required, _ := s["required"].([]any)
@@ -208,6 +209,9 @@ func (c *comparison) words(path string, was, is shape) {
 		}
 		if taken && was.open && !is.open {
 			c.say(path, "only %q are taken now", is.words)
+		}
+		if was.open && is.open && !reflect.DeepEqual(was.others, is.others) {
+			c.say(path, "words of tomorrow were %v and are %v", was.others, is.others)
 		}
 	}
 }

@@ -153,6 +153,7 @@ func rules() map[string]rule {
 		"Subagent.max_turns":               {minimum: 1},
 		"Subagent.timeout_seconds":         {minimum: 1},
 		"Identity.is_subagent":             {optional: true},
+		"Identity.is_internal":             {optional: true},
 		"Grant.attempt":                    {minimum: 1},
 		"Grant.revision":                   {minimum: 1},
 		"Grant.lease_ttl_ms":               {minimum: 1000},

@@ -57,10 +57,15 @@ func goldenRequest(full bool) contract.TaskRequest {
 		r.Subagent = contract.Subagent{
 			Name: "searcher", Description: "Searches.", SystemPrompt: "You search.", Tools: []string{"grep"}, DisallowedTools: []string{"bash"},
 			Model: "inherit", Pool: "gpu", MaxTurns: 20, TimeoutSeconds: 60, Network: true,
+			Skills: []string{"review"},
 		}
 		r.Description, r.AcceptanceCriteria, r.ParentModel = "Count tests", []string{"every folder is covered"}, "main"
 		r.OfferedTools, r.QueueTimeoutSeconds = []string{"grep", "ls"}, 300
-		r.Identity = contract.Identity{UserID: "u_1", UserRole: "member", IsSubagent: true}
+		r.AllowedSubagents = []string{r.Subagent.Name, "coder"}
+		r.Identity = contract.Identity{
+			UserID: "u_1", UserRole: "member", OAuthProvider: "example", OAuthID: "o_1", ChannelUserID: "c_1", IsInternal: true,
+			Attributes: map[string]string{"team": "a"}, IsSubagent: true,
+		}
 	}
 	return r
 }
@@ -117,7 +122,7 @@ func goldenRun(full bool, status contract.RunStatus) contract.RunRecord {
 	r.Tenant, r.ThreadID, r.TraceParent, r.TraceID = "acme", "any thing / 界", goldenTrace, goldenTrace[3:35]
 	r.Model, r.Usage, r.StopReason = "main", goldenUsage(), contract.StopLoopCapped
 	r.Messages = json.RawMessage(`{"messages":[]}`)
-	r.Options = contract.RunOptions{SubagentEnabled: true, MaxConcurrentSubagents: 3, MaxTotalSubagents: 6, AllowedSubagents: []string{"searcher"}}
+	r.Options = contract.RunOptions{SubagentEnabled: true, MaxConcurrentSubagents: 3, MaxTotalSubagents: 6, AllowedSubagents: []string{"searcher"}, AvailableSkills: []string{"review", "release-notes"}}
 	r.Metadata, r.Tags = map[string]string{"ticket": "7"}, []string{"nightly"}
 	r.Delegations = []contract.Delegation{
 		{

@@ -174,6 +174,7 @@ func (c *chaos) submitOne(o order) (contract.TaskID, bool) {
 		ContractVersion: contract.Version, TaskID: contract.TaskID("t_" + name), RunID: contract.RunID("r_" + name), ThreadID: contract.ThreadID(o.Thread),
 		Tenant: contract.Tenant(o.Tenant), Prompt: o.Prompt, Description: o.Prompt, CreatedAt: time.Now().UTC(), ParentModel: "offline",
 		Subagent: contract.Subagent{Name: "general-purpose", MaxTurns: 10, TimeoutSeconds: 60},
+		Identity: contract.Identity{UserID: contract.DefaultUser, IsSubagent: true},
 	}
 	data, err := req.Encode()
 	if err != nil {

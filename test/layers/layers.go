@@ -21,6 +21,8 @@ type Package struct {
 	Standard   bool
 	// Imports are those of the package and, where the package is ours, of its tests.
 	Imports []string
+	// Tests are those of Imports that only its tests need.
+	Tests []string
 	// Deps is everything that the package's own code links, without tests.
 	Deps []string
 }

@@ -254,7 +254,7 @@ func TestWhatCrossesToAnExecutor(t *testing.T) {
 		}
 	}
 	req, err := contract.DecodeTaskRequest(msg.Data)
-	if err != nil || req.Identity != (contract.Identity{UserID: contract.DefaultUser, IsSubagent: true}) || req.Tenant != contract.DefaultTenant || req.ThreadID != run.ThreadID || req.RunID != run.RunID {
+	if err != nil || !reflect.DeepEqual(req.Identity, contract.Identity{UserID: contract.DefaultUser, IsSubagent: true}) || req.Tenant != contract.DefaultTenant || req.ThreadID != run.ThreadID || req.RunID != run.RunID {
 		t.Errorf("request = %+v, %v", req, err)
 	}
 	if got := <-opened; got.ThreadID != "the thread" {

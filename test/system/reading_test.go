@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"net/http"
@@ -22,8 +23,10 @@ import (
 	"github.com/herdgate/herdgate/internal/eventapi"
 	"github.com/herdgate/herdgate/internal/model"
 	"github.com/herdgate/herdgate/internal/natstest"
+	"github.com/herdgate/herdgate/internal/pgtest"
 	"github.com/herdgate/herdgate/pkg/contract"
 	"github.com/herdgate/herdgate/services/eventsink"
+	"github.com/herdgate/herdgate/services/eventsink/postgres"
 	"github.com/herdgate/herdgate/services/eventsink/sqlite"
 )
 
@@ -85,17 +88,34 @@ func listed(t *testing.T, c *client.Client, q client.EventQuery) []contract.Even
 	}
 }
 
+// pgDisconnects is how often the reader of the PostgreSQL store is cut off.
+var pgDisconnects = flag.Int64("disconnects", 20, "how many disconnects TestDisconnectsPostgres has")
+
 // EVT-13, F-018, I6: a reader that is disconnected 100 times, and comes back to one of
 // two leads each time, has got what the store has, while work goes on. EVT-19: each
 // ending is there once.
 func TestHundredDisconnects(t *testing.T) {
 	t.Parallel()
+	disconnects(t, 100, sqlite.Opener(t.TempDir()))
+}
+
+// The same with PostgreSQL.
+func TestDisconnectsPostgres(t *testing.T) {
+	t.Parallel()
+	pg := pgtest.Start(t)
+	disconnects(t, *pgDisconnects, postgres.Opener(pg.Database(), false))
+}
+
+func disconnects(t *testing.T, most int64, open eventsink.OpenFunc) {
 	s := New(t, Options{Model: Delegator{}})
-	c := s.Whole()
+	s.SinkOf("sink-1", eventsink.Config{}, open)
+	s.Admission("adm-1")
+	s.Executor("ex-1", 4, time.Second)
+	_, c := s.Lead("lead-1", t.TempDir())
 	_, second := s.Lead("lead-2", t.TempDir())
 	transport := &http.Transport{}
 	t.Cleanup(transport.CloseIdleConnections)
-	cut := &unsteady{next: transport, hosts: []string{hostOf(c), hostOf(second)}, most: 100}
+	cut := &unsteady{next: transport, hosts: []string{hostOf(c), hostOf(second)}, most: most}
 	reader, err := client.New("http://"+hostOf(c), "", &http.Client{Transport: cut})
 	if err != nil {
 		t.Fatal(err)
@@ -191,14 +211,7 @@ func hostOf(c *client.Client) string { return strings.TrimPrefix(c.BaseURL(), "h
 func TestGapAfterRetention(t *testing.T) {
 	t.Parallel()
 	s := New(t, Options{Unrecorded: true}) // the history is deleted
-	dir := t.TempDir()
-	conn := s.connect("sink-1")
-	svc, err := eventsink.New(eventsink.Config{Retention: time.Millisecond, HouseInterval: 20 * time.Millisecond},
-		eventsink.Deps{Bus: conn, Open: sqlite.Opener(dir), Log: s.Opts.Log})
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.run("sink-1", conn, svc.Run)
+	s.SinkOf("sink-1", eventsink.Config{Retention: time.Millisecond, HouseInterval: 20 * time.Millisecond}, sqlite.Opener(t.TempDir()))
 	s.Admission("adm-1")
 	s.Executor("ex-1", 4, time.Second)
 	_, c := s.Lead("lead-1", t.TempDir())

@@ -89,4 +89,20 @@ func TestStoredHistoryIsWhole(t *testing.T) {
 	if len(found) != 1 || found[0].Rule != invariant.Events || !strings.Contains(found[0].Text, "is not in the store") || found[0].Proof[0].Seq != last-2 {
 		t.Errorf("an event was taken from the store: found %v", found)
 	}
+
+	// What retention has deleted is not missing, what somebody else has is.
+	for _, step := range []struct {
+		statement string
+		found     int
+	}{
+		{`DELETE FROM events WHERE seq <= ?`, 3},
+		{`INSERT INTO meta (key, value) VALUES ('pruned', ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value`, 1},
+	} {
+		if _, err := db.ExecContext(context.Background(), step.statement, fmt.Sprint(last-8)); err != nil {
+			t.Fatal(err)
+		}
+		if found := check(read(stored.Config{})); len(found) != step.found {
+			t.Errorf("%s: found %v, want %d", step.statement, found, step.found)
+		}
+	}
 }

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/oklog/ulid/v2"
 	"github.com/rs/zerolog"
 	"go.opentelemetry.io/otel/trace"
@@ -51,6 +52,10 @@ type Options struct {
 	// Unrecorded: the test writes what no service would, or measures, so that its
 	// history is neither recorded nor judged.
 	Unrecorded bool
+	// Server adds to the server's options. As says as whom a service connects, whose
+	// connection then logs to Log.
+	Server []natstest.Option
+	As     func(name string) []nats.Option
 	// Tap notes what the clients send and are answered; nil does not.
 	Tap *history.Tap
 }
@@ -63,6 +68,7 @@ type System struct {
 	Bus    *bus.Conn
 
 	recorder *history.Recorder
+	gate     *Process // that of Whole
 }
 
 // New starts a server with all assets and no service.
@@ -86,7 +92,7 @@ func New(t testing.TB, o Options) *System {
 	if o.Model == nil {
 		o.Model = Echo{}
 	}
-	var opts []natstest.Option
+	opts := o.Server
 	if o.Listen {
 		opts = append(opts, natstest.Listen())
 	}
@@ -135,6 +141,14 @@ func (s *System) mustHold(o invariant.Options) {
 // connect is a connection as a service called name has it.
 func (s *System) connect(name string) *bus.Conn {
 	s.t.Helper()
+	if s.Opts.As != nil {
+		conn, err := bus.Connect(timeout(s.t), s.Server.BusConfig(bus.Config{Name: name, Extra: s.Opts.As(name)}), s.Opts.Log)
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		s.t.Cleanup(conn.Close)
+		return conn
+	}
 	if s.Opts.Tap == nil {
 		return s.Server.Conn(name)
 	}
@@ -216,6 +230,7 @@ func Request(prompt string) contract.TaskRequest {
 		ContractVersion: contract.Version, TaskID: contract.TaskID("t_" + id), RunID: contract.RunID("r_" + id), ThreadID: contract.ThreadID("th_" + id),
 		Tenant: contract.DefaultTenant, Prompt: prompt, Description: prompt, CreatedAt: time.Now().UTC(),
 		Subagent: contract.Subagent{Name: "general-purpose", MaxTurns: 10, TimeoutSeconds: 60},
+		Identity: contract.Identity{UserID: contract.DefaultUser, IsSubagent: true},
 	}
 }
 

@@ -7,7 +7,6 @@ import (
 	"testing"
 
 	"github.com/herdgate/herdgate/internal/delegation"
-	"github.com/herdgate/herdgate/internal/event"
 	"github.com/herdgate/herdgate/internal/model"
 	"github.com/herdgate/herdgate/internal/subagent"
 	"github.com/herdgate/herdgate/pkg/contract"
@@ -124,7 +123,7 @@ func runLimitTrim(t *testing.T, c vectorCase) {
 	for _, m := range in.Messages {
 		history = append(history, model.Message{ID: "earlier", Role: toRole(t, m.Type), ToolCalls: toCalls(m.Calls)})
 	}
-	content := event.ContentText(in.Content)
+	content := flat(in.Content)
 	if len(in.Messages) == 0 {
 		last := model.Message{ID: "m1", Role: model.RoleAssistant, Text: content, ToolCalls: toCalls(in.Calls), FinishReason: "tool_calls",
 			Metadata: map[string]any{delegation.FunctionCallKey: map[string]any{"name": "task"}, "other": "stays"}}

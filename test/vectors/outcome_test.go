@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/herdgate/herdgate/internal/event"
 	"github.com/herdgate/herdgate/internal/outcome"
 	"github.com/herdgate/herdgate/pkg/contract"
 )
@@ -55,7 +54,7 @@ func runStatusStopReason(t *testing.T, c vectorCase) {
 		BeforeFirstChunk bool         `json:"before_first_chunk"`
 	}](t, c.inputs)
 	o := outcome.Outcome{
-		Kind: in.Outcome, LastOther: event.ContentText(in.LastOtherText), Message: in.Message, Reason: in.Reason,
+		Kind: in.Outcome, LastOther: flat(in.LastOtherText), Message: in.Message, Reason: in.Reason,
 		TimeoutSeconds: in.TimeoutSeconds, MaxTurns: in.MaxTurns, QueueTimeoutSeconds: 300,
 	}
 	switch in.Outcome {
@@ -67,7 +66,7 @@ func runStatusStopReason(t *testing.T, c vectorCase) {
 	}
 	if in.LastAI != nil {
 		// Only the boolean true is the marker.
-		o.LastAnswer = &outcome.Answer{Text: event.ContentText(in.LastAI.Text), ErrorFallback: in.LastAI.ErrorFallback == true, ErrorDetail: in.LastAI.ErrorDetail}
+		o.LastAnswer = &outcome.Answer{Text: flat(in.LastAI.Text), ErrorFallback: in.LastAI.ErrorFallback == true, ErrorDetail: in.LastAI.ErrorDetail}
 	}
 	for _, g := range in.Guards {
 		switch g {

@@ -25,6 +25,7 @@ var runners = map[string]func(t *testing.T, c vectorCase){
 	"ledger_merge":        runLedgerMerge,
 	"limit_trim":          runLimitTrim,
 	"tool_filter":         runToolFilter,
+	"skill_merge":         runSkillMerge,
 	"result_message":      runResultMessage,
 	"status_stop_reason":  runStatusStopReason,
 	"step_truncation":     runStepTruncation,
@@ -37,6 +38,8 @@ var runners = map[string]func(t *testing.T, c vectorCase){
 	"token_budget":        runTokenBudget,
 	"status_metadata":     runStatusMetadata,
 	"receipt_citations":   runReceiptCitations,
+	"registry_precedence": runRegistryPrecedence,
+	"allowed_subagents":   runAllowedSubagents,
 }
 
 // vectorCase is one case with its repetitions written out.

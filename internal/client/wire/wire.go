@@ -19,6 +19,7 @@ const (
 	CodeAlreadyFinished  = "already_finished"
 	CodeQueueFull        = "queue_full"
 	CodePayloadTooLarge  = "payload_too_large"
+	CodePrecondition     = "precondition_failed"
 	CodeUnavailable      = "unavailable"
 	CodeInternal         = "internal"
 )
@@ -46,6 +47,7 @@ type RunRequest struct {
 	MaxTotalSubagents      *int              `json:"max_total_subagents,omitempty" doc:"sub-agents in the whole run; brought into the allowed range"`
 	SubagentEnabled        *bool             `json:"subagent_enabled,omitempty" doc:"false takes delegation away from this run"`
 	AllowedSubagents       []string          `json:"allowed_subagents,omitempty" maxItems:"256" doc:"sub-agent types that may be used; null allows all, [] none"`
+	AvailableSkills        []string          `json:"available_skills,omitzero" required:"false" maxItems:"1000" doc:"skills that the lead and its sub-agents may use; null allows all, [] none"`
 	Metadata               map[string]string `json:"metadata,omitempty" doc:"free text for the caller, at most 32 entries"`
 	Tags                   []string          `json:"tags,omitempty" maxItems:"32"`
 }
@@ -208,12 +210,46 @@ type Gap struct {
 	ToSeq   uint64 `json:"to_seq"`
 }
 
-// Subagent is a sub-agent type that may be named in a task.
+// Subagent is a sub-agent type. What is not enabled, or shadowed by another
+// definition of its name, does not exist for tasks; only administrators see it.
 type Subagent struct {
 	Name        string `json:"name"`
 	Source      string `json:"source" enum:"builtin,config,file,managed"`
 	Description string `json:"description"`
 	Enabled     bool   `json:"enabled"`
+	ShadowedBy  string `json:"shadowed_by,omitempty" enum:"builtin,config,file" doc:"whose definition of this name counts instead"`
+	DisplayName string `json:"display_name,omitempty"`
+	// SystemPrompt is only in the answer about a single type.
+	SystemPrompt    string   `json:"system_prompt,omitempty" doc:"for administrators, and in the answer about a single type only"`
+	Tools           []string `json:"tools" nullable:"true" doc:"null: all that are offered; []: none"`
+	DisallowedTools []string `json:"disallowed_tools" nullable:"true"`
+	Skills          []string `json:"skills" nullable:"true" doc:"null: those of the parent; []: none"`
+	Model           string   `json:"model"`
+	Pool            string   `json:"pool,omitempty"`
+	MaxTurns        int      `json:"max_turns"`
+	TimeoutSeconds  int      `json:"timeout_seconds"`
+	Network         bool     `json:"network,omitempty"`
+	Revision        uint64   `json:"revision,omitempty" doc:"of a managed definition; as an ETag it is a text in quotes"`
+	Path            string   `json:"path,omitempty" doc:"file of the definition, for administrators"`
+}
+
+// Usable reports whether a task may name the type.
+func (s Subagent) Usable() bool { return s.Enabled && s.ShadowedBy == "" }
+
+// SubagentRequest is the body of PUT /v1/subagents/{name}.
+type SubagentRequest struct {
+	Description     string   `json:"description" minLength:"1" doc:"what the type is for; the lead's model reads it"`
+	SystemPrompt    string   `json:"system_prompt" minLength:"1"`
+	DisplayName     *string  `json:"display_name,omitempty" nullable:"true"`
+	Tools           []string `json:"tools,omitzero" nullable:"true" maxItems:"1000" doc:"missing or null: all that are offered; []: none"`
+	DisallowedTools []string `json:"disallowed_tools,omitzero" nullable:"true" maxItems:"1000" doc:"task, ask_clarification and present_files are always denied as well"`
+	Skills          []string `json:"skills,omitzero" nullable:"true" maxItems:"1000" doc:"missing or null: those of the parent; []: none"`
+	Model           string   `json:"model,omitempty" maxLength:"128" doc:"name of a configured model, or inherit: the parent's"`
+	Pool            string   `json:"pool,omitempty" maxLength:"64"`
+	MaxTurns        *int     `json:"max_turns,omitempty" minimum:"1" doc:"default 50"`
+	TimeoutSeconds  *int     `json:"timeout_seconds,omitempty" minimum:"1" doc:"default 900"`
+	Network         bool     `json:"network,omitempty" doc:"whether commands of the type may use the network"`
+	Enabled         *bool    `json:"enabled,omitempty" doc:"default true; a type that is not enabled stays stored and cannot be used"`
 }
 
 // Problem is an error as RFC 9457 shows it, with a stable code.

@@ -17,6 +17,7 @@ import (
 	"math"
 	"net"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -92,6 +93,16 @@ func Open(ctx context.Context, dsn string, shared bool, waiting func()) (_ *Stor
 		}
 	}()
 	reading := cfg.Copy()
+	// A page is read in the order of an index. Plans that first read all that matches
+	// look good to a server that has no figures of the table yet; a plan for each page
+	// costs about as much as the page, and compiling it a hundred times that.
+	for name, v := range map[string]string{
+		"enable_bitmapscan": "off", "enable_seqscan": "off", "enable_incremental_sort": "off", "jit": "off", "plan_cache_mode": "force_generic_plan",
+	} {
+		if _, ok := reading.ConnConfig.RuntimeParams[name]; !ok {
+			reading.ConnConfig.RuntimeParams[name] = v
+		}
+	}
 	cfg.MaxConns, cfg.MinConns, cfg.MinIdleConns = writers, 0, 0
 	if s.pool, err = pgxpool.NewWithConfig(ctx, cfg); err != nil {
 		return nil, fmt.Errorf("event store: %w", explain(err))
@@ -377,35 +388,76 @@ func (s *Store) List(ctx context.Context, q eventsink.Query) ([]contract.EventRe
 
 // build writes the statement of a query. One row more than the limit tells
 // whether there is a next page.
+//
+// It leaves the server one index to use, which has the page in order from its first
+// row on: the condition is one range of that index, the order is that of all its
+// columns, and other columns have an empty text added, which no index has. A server
+// that chooses takes what is good for the usual thread, type or tenant, and for a
+// rare one reads the whole table.
 func build(q eventsink.Query) (string, []any) {
-	var b strings.Builder
-	b.WriteString(`SELECT seq, event_id, tenant, thread_id, run_id, task_id, event_type, category, content::text, metadata::text, created_at FROM events
-WHERE seq > $1 AND seq <= (SELECT cursor FROM sink)`)
-	args := []any{int64(min(q.AfterSeq, math.MaxInt64))}
-	equal := func(column, v string) {
-		if v != "" {
-			args = append(args, v)
-			fmt.Fprintf(&b, " AND %s = $%d", column, len(args))
+	const cursor = "(SELECT cursor FROM sink WHERE one)"
+	args := []any{int64(min(q.AfterSeq, math.MaxInt64)), int64(q.Limit) + 1}
+	arg := func(v any) string {
+		args = append(args, v)
+		return fmt.Sprintf("$%d", len(args))
+	}
+	var columns, values, others string // the index, where in it, and what else must be right
+	type filter struct{ column, value string }
+	// From the narrowest on.
+	filters := []filter{{"task_id", string(q.TaskID)}, {"run_id", string(q.RunID)}, {"thread_id", string(q.ThreadID)}, {"tenant", string(q.Tenant)}}
+	for _, f := range filters {
+		switch {
+		case f.value == "":
+		case columns == "":
+			columns, values = f.column+", ", arg(f.value)+"::text, "
+		default:
+			others += " AND (" + f.column + " || '') = " + arg(f.value)
 		}
 	}
 	if q.TaskID != "" {
-		b.WriteString(" AND task_id <> ''") // what the index is made for
+		others += " AND task_id <> ''" // what the index is made for
 	}
-	equal("task_id", string(q.TaskID))
-	equal("run_id", string(q.RunID))
-	equal("thread_id", string(q.ThreadID))
-	equal("tenant", string(q.Tenant))
-	if len(q.Types) > 0 {
-		args = append(args, q.Types)
-		fmt.Fprintf(&b, " AND event_type = ANY($%d::text[])", len(args))
+	merge := false
+	types := slices.Compact(slices.Sorted(slices.Values(q.Types)))
+	if len(types) > 0 {
+		wanted := arg(types)
+		switch {
+		case columns == "":
+			merge = true
+		case columns == "tenant, " && !slices.Contains(types, contract.RecordStep):
+			merge = true
+			others += " AND event_type <> '" + contract.RecordStep + "'" // what the index is made for
+		default:
+			others += " AND (event_type || '') = ANY(" + wanted + "::text[])"
+		}
+		if merge {
+			columns, values = columns+"event_type, ", values+"wanted.name, "
+		}
 	}
-	args = append(args, int64(q.Limit)+1)
-	fmt.Fprintf(&b, " ORDER BY seq LIMIT $%d", len(args))
-	return b.String(), args
+	where := fmt.Sprintf("(%[1]sseq) > (%[2]s$1) AND (%[1]sseq) <= (%[2]s%[3]s)%[4]s ORDER BY %[1]sseq LIMIT $2", columns, values, cursor, others)
+	if merge {
+		// Each type is in order by itself; the page is the first of all of them.
+		where = fmt.Sprintf(`seq = ANY (ARRAY(SELECT page.seq FROM unnest($%d::text[]) AS wanted (name)
+  CROSS JOIN LATERAL (SELECT seq FROM events WHERE %s) AS page ORDER BY page.seq LIMIT $2)) ORDER BY seq LIMIT $2`, len(args), where)
+	}
+	return `SELECT seq, event_id, tenant, thread_id, run_id, task_id, event_type, category, content::text, metadata::text, created_at FROM events
+WHERE ` + where, args
 }
 
 // LastSeq implements [eventsink.Store].
 func (s *Store) LastSeq(ctx context.Context) (uint64, error) { return number(ctx, s.pool, "cursor") }
+
+// Newest implements [eventsink.Store].
+func (s *Store) Newest(ctx context.Context) (seq uint64, eventID string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, s.patience)
+	defer cancel()
+	var n int64
+	err = s.pool.QueryRow(ctx, `SELECT seq, event_id FROM events ORDER BY seq DESC LIMIT 1`).Scan(&n, &eventID)
+	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
+		return 0, "", fmt.Errorf("event store: newest event: %w", explain(err))
+	}
+	return uint64(n), eventID, nil
+}
 
 // Pruned implements [eventsink.Store].
 func (s *Store) Pruned(ctx context.Context) (uint64, error) { return number(ctx, s.readers, "pruned") }

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"go.uber.org/goleak"
 
 	"github.com/herdgate/herdgate/internal/pgtest"
@@ -211,6 +212,63 @@ func TestNewerSchema(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "use a newer program") {
 		t.Errorf("Open = %v, want that a newer program is needed", err)
 	}
+}
+
+// EVT-17: a page is found through an index and in order, without sorting what matches,
+// also before the server has figures of the table.
+func TestListUsesIndex(t *testing.T) {
+	t.Parallel()
+	s := openStore(t, pgtest.Start(t).Database(), false)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	var records []contract.EventRecord
+	for seq := uint64(1); seq <= 3000; seq++ {
+		records = append(records, sinktest.Record(seq))
+	}
+	if _, err := s.Append(ctx, records, 3000); err != nil {
+		t.Fatal(err)
+	}
+	end, message, step := contract.RecordEnd, contract.RecordRunMessage, contract.RecordStep
+	look := func(t *testing.T) {
+		for _, c := range []struct {
+			index string
+			q     eventsink.Query
+		}{
+			{"events_run", eventsink.Query{RunID: "r", Tenant: "default"}},
+			{"events_thread", eventsink.Query{ThreadID: "t", Types: []string{end}}},
+			{"events_task", eventsink.Query{TaskID: "x", RunID: "r", ThreadID: "t", Tenant: "default", Types: []string{end, message}}},
+			{"events_pkey", eventsink.Query{}},
+			{"events_tenant", eventsink.Query{Tenant: "default"}},
+			{"events_tenant", eventsink.Query{Tenant: "default", Types: []string{step, end}}},
+			{"events_type", eventsink.Query{Types: []string{step}}},
+			{"events_type", eventsink.Query{Types: []string{end, message}}},
+			{"events_tenant_type", eventsink.Query{Tenant: "default", Types: []string{end}}},
+			{"events_tenant_type", eventsink.Query{Tenant: "default", Types: []string{end, message}}},
+		} {
+			c.q.Limit, c.q.AfterSeq = 10, 5
+			query, args := build(c.q)
+			rows, err := s.readers.Query(ctx, "EXPLAIN "+query, args...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
+			if err != nil {
+				t.Fatal(err)
+			}
+			plan := strings.Join(lines, "\n")
+			_, scan, _ := strings.Cut(plan, "using "+c.index+" on events")
+			scan, _, _ = strings.Cut(scan, "->")
+			sorted := strings.Contains(plan, "Sort") && !strings.Contains(plan, "unnest")
+			if !strings.Contains(scan, "Index Cond: ") || !strings.Contains(scan, "seq") || !strings.Contains(scan, " > ") || sorted || strings.Contains(plan, "Bitmap") || strings.Contains(plan, "Seq Scan on events") {
+				t.Errorf("plan of %+v =\n%s\nwant a search by %s from the sequence on", c.q, plan, c.index)
+			}
+		}
+	}
+	t.Run("without figures", look)
+	if _, err := s.pool.Exec(ctx, "ANALYZE"); err != nil {
+		t.Fatal(err)
+	}
+	t.Run("with figures", look)
 }
 
 // Readers, however many and however slow, take no connection from who writes.

@@ -18,6 +18,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -362,30 +363,70 @@ func (s *Store) List(ctx context.Context, q eventsink.Query) ([]contract.EventRe
 	return records, more, nil
 }
 
+// columns are what List reads.
+const columns = "seq, event_id, tenant, thread_id, run_id, task_id, event_type, category, content, metadata, created_at"
+
 // build writes the statement of a query. One row more than the limit tells
-// whether there is a next page.
+// whether there is a next page. It names the index: each of them has the page in
+// order from its first row on, and SQLite, which knows nothing of how often a value
+// occurs, might take the one of all events of a tenant.
 func build(q eventsink.Query) (string, []any) {
-	var b strings.Builder
-	b.WriteString(`SELECT seq, event_id, tenant, thread_id, run_id, task_id, event_type, category, content, metadata, created_at FROM events WHERE seq > ?`)
-	args := []any{int64(min(q.AfterSeq, math.MaxInt64))}
-	equal := func(column, v string) {
+	after, limit := int64(min(q.AfterSeq, math.MaxInt64)), int64(q.Limit)+1
+	var index, where string
+	var args []any
+	use := func(name string) {
+		if index == "" {
+			index = " INDEXED BY " + name
+		}
+	}
+	equal := func(column, v, name string) {
 		if v != "" {
-			b.WriteString(" AND " + column + " = ?")
+			where += " AND " + column + " = ?"
 			args = append(args, v)
+			use(name)
 		}
 	}
-	equal("task_id", string(q.TaskID))
-	equal("run_id", string(q.RunID))
-	equal("thread_id", string(q.ThreadID))
-	equal("tenant", string(q.Tenant))
-	if len(q.Types) > 0 {
-		b.WriteString(" AND event_type IN (?" + strings.Repeat(", ?", len(q.Types)-1) + ")")
-		for _, t := range q.Types {
-			args = append(args, t)
+	// From the narrowest on.
+	equal("task_id", string(q.TaskID), "events_task")
+	equal("run_id", string(q.RunID), "events_run")
+	equal("thread_id", string(q.ThreadID), "events_thread")
+	types := slices.Compact(slices.Sorted(slices.Values(q.Types)))
+	merge := index == "" && len(types) > 0
+	if merge && q.Tenant != "" {
+		if merge = !slices.Contains(types, contract.RecordStep); merge {
+			where += " AND event_type <> '" + contract.RecordStep + "'" // what the index is made for
+			use("events_tenant_type")
 		}
 	}
-	b.WriteString(" ORDER BY seq LIMIT ?")
-	return b.String(), append(args, int64(q.Limit)+1)
+	equal("tenant", string(q.Tenant), "events_tenant")
+	if !merge {
+		if len(types) > 0 {
+			where += " AND event_type IN (?" + strings.Repeat(", ?", len(types)-1) + ")"
+			for _, t := range types {
+				args = append(args, t)
+			}
+		}
+		return "SELECT " + columns + " FROM events" + index + " WHERE seq > ?" + where + " ORDER BY seq LIMIT ?",
+			append(append([]any{after}, args...), limit)
+	}
+	use("events_type")
+	if len(types) == 1 {
+		return "SELECT " + columns + " FROM events" + index + " WHERE seq > ?" + where + " AND event_type = ? ORDER BY seq LIMIT ?",
+			append(append([]any{after}, args...), types[0], limit)
+	}
+	// Each type is in order by itself; the page is the first of all of them.
+	var b strings.Builder
+	var all []any
+	b.WriteString("SELECT " + columns + " FROM events WHERE seq IN (SELECT seq FROM (")
+	for i, t := range types {
+		if i > 0 {
+			b.WriteString(" UNION ALL ")
+		}
+		b.WriteString("SELECT seq FROM (SELECT seq FROM events" + index + " WHERE seq > ?" + where + " AND event_type = ? ORDER BY seq LIMIT ?)")
+		all = append(append(append(all, after), args...), t, limit)
+	}
+	b.WriteString(") ORDER BY seq LIMIT ?) ORDER BY seq")
+	return b.String(), append(all, limit)
 }
 
 // LastSeq implements [eventsink.Store].
@@ -395,6 +436,15 @@ func (s *Store) LastSeq(ctx context.Context) (uint64, error) {
 		return 0, fmt.Errorf("event store: %s: %w", s.path, explain(err))
 	}
 	return n, nil
+}
+
+// Newest implements [eventsink.Store].
+func (s *Store) Newest(ctx context.Context) (seq uint64, eventID string, err error) {
+	err = s.reader.QueryRowContext(ctx, `SELECT seq, event_id FROM events ORDER BY seq DESC LIMIT 1`).Scan(&seq, &eventID)
+	if err != nil && !errors.Is(err, sql.ErrNoRows) {
+		return 0, "", fmt.Errorf("event store: %s: %w", s.path, explain(err))
+	}
+	return seq, eventID, nil
 }
 
 // Pruned implements [eventsink.Store].

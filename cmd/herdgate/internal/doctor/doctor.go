@@ -90,6 +90,7 @@ func Examine(ctx context.Context, p Patient) Report {
 	d := &doctor{Patient: p}
 	d.nats(ctx)
 	d.dataDir()
+	d.skills()
 	d.eventStore(ctx)
 	d.models(ctx)
 	d.sandbox()
@@ -110,6 +111,10 @@ type doctor struct {
 	Patient
 	conn   *bus.Conn
 	checks []Check
+	// refused is what the server has refused conn. eventsRefused: the event sink cannot
+	// be asked.
+	refused       refusals
+	eventsRefused bool
 }
 
 func (d *doctor) say(status Status, name, detail, mend string) {
@@ -136,7 +141,9 @@ func (d *doctor) nats(ctx context.Context) {
 	}
 	if err == nil {
 		ctx, cancel := context.WithTimeout(ctx, d.Timeout)
-		d.conn, err = bus.Connect(ctx, cfg, env.Log)
+		heard := cfg
+		heard.Extra = slices.Concat(cfg.Extra, d.refused.options())
+		d.conn, err = bus.Connect(ctx, heard, env.Log)
 		cancel()
 	}
 	if err != nil {
@@ -150,7 +157,14 @@ func (d *doctor) nats(ctx context.Context) {
 		return
 	}
 	d.say(OK, "nats", fmt.Sprintf("server %s at %s answers in %s", nc.ConnectedServerVersion(), nc.ConnectedUrlRedacted(), rtt.Round(10*time.Microsecond)), "")
-	d.assets(ctx)
+	assets, err := env.Assets()
+	if err != nil {
+		d.say(Fail, "jetstream", err.Error(), "correct nats.prefix")
+		return
+	}
+	if d.rights(ctx, cfg, assets) {
+		d.assets(ctx, assets)
+	}
 }
 
 // embedded reports whether a process holds the embedded server's store.
@@ -179,14 +193,9 @@ func (d *doctor) embedded() (holder string, running bool) {
 	return holder, true
 }
 
-func (d *doctor) assets(ctx context.Context) {
+func (d *doctor) assets(ctx context.Context, assets provision.Assets) {
 	ctx, cancel := context.WithTimeout(ctx, 2*d.Timeout)
 	defer cancel()
-	assets, err := d.Env.Assets()
-	if err != nil {
-		d.say(Fail, "jetstream", err.Error(), "correct nats.prefix")
-		return
-	}
 	changes, err := provision.Plan(ctx, d.conn.NC, assets)
 	switch {
 	case errors.Is(err, provision.ErrNoJetStream):
@@ -196,7 +205,7 @@ func (d *doctor) assets(ctx context.Context) {
 		d.say(Fail, "jetstream", err.Error(), "update nats-server")
 		return
 	case err != nil:
-		d.say(Fail, "jetstream", err.Error(), "check the rights of this user: it must be able to ask the JetStream API")
+		d.say(Fail, "jetstream", err.Error(), "look at the server's log")
 		return
 	}
 	d.say(OK, "jetstream", "enabled, and recent enough for what is needed", "")
@@ -254,7 +263,11 @@ func (d *doctor) dataDir() {
 const sqliteHeader = "SQLite format 3\x00"
 
 func (d *doctor) eventStore(ctx context.Context) {
-	if d.conn != nil {
+	switch {
+	case d.conn == nil:
+	case d.eventsRefused:
+		d.say(Warn, "event sink", "this user may not ask it, or not have its answer", "see nats rights")
+	default:
 		ctx, cancel := context.WithTimeout(ctx, d.Timeout)
 		resp, err := eventapi.List(ctx, d.conn, eventapi.ListRequest{Limit: 1})
 		cancel()

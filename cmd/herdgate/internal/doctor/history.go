@@ -71,8 +71,14 @@ func (d *doctor) history(ctx context.Context) *History {
 	if d.conn != nil {
 		read = d.throughNATS(p)
 	}
-	h, err := judge(ctx, p, read)
+	bounded, cancel := d.refused.until(ctx)
+	h, err := judge(bounded, p, read)
+	cancel()
 	if err != nil {
+		if detail, mend := d.refused.of(); detail != "" {
+			d.say(Fail, "history", "it cannot be read: "+detail, mend)
+			return nil
+		}
 		d.say(Fail, "history", "it cannot be read: "+err.Error(), "start NATS or a lead, and see that this user may read the streams; --max-events reads less")
 		return nil
 	}

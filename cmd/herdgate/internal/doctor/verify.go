@@ -247,8 +247,10 @@ func (v *verifying) mend(ctx context.Context, x invariant.Violation) (bool, stri
 	run, isRun := v.runs[contract.RunID(x.Subject)]
 	var key string
 	switch {
-	case strings.Contains(x.Text, "not in the store"):
-		return false, "the event is in the stream and can be read there; a new store of the event sink is filled from the stream"
+	case strings.Contains(x.Text, "not in the store"), strings.Contains(x.Text, "otherwise than the stream"):
+		return false, "what happened is in the stream and can be read there; a new store of the event sink is filled from the stream"
+	case strings.Contains(x.Text, "that the stream does not have"):
+		return false, "look whether somebody wrote into the database, or took it out of the stream; a newer event sink may also have stored what this program does not know"
 	case v.ends[x.Subject], !isTask && !isRun:
 		return false, "it cannot be mended from the records: keep the streams as they are and report it"
 	case isTask && !task.State.Terminal(), isRun && !run.Status.Terminal():

@@ -15,6 +15,7 @@ import (
 	"fmt"
 	"hash/maphash"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -82,6 +83,11 @@ type Page = wire.EventPage
 type Feed struct {
 	c   *bus.Conn
 	log zerolog.Logger
+
+	// Where the event stream began and ended a moment ago, for all readers together.
+	mu          sync.Mutex
+	looked      time.Time
+	first, last uint64
 }
 
 // New returns a feed on c.
@@ -98,6 +104,20 @@ func (f *Feed) bounds(ctx context.Context) (first, last uint64, err error) {
 	}
 	st := s.CachedInfo().State
 	return max(st.FirstSeq, 1), st.LastSeq, nil
+}
+
+// lately is bounds as they were within the last second.
+func (f *Feed) lately(ctx context.Context) (first, last uint64, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if time.Since(f.looked) >= lookAgain {
+		first, last, err = f.bounds(ctx)
+		if err != nil {
+			return 0, 0, err
+		}
+		f.first, f.last, f.looked = first, last, time.Now()
+	}
+	return f.first, f.last, nil
 }
 
 // LastSeq is the sequence of the newest event of all.
@@ -396,8 +416,8 @@ func (s *stream) history(ctx context.Context, first uint64) error {
 }
 
 var (
-	// errTruncated: the stream lost its beginning between two looks.
-	errTruncated = errors.New("event stream was cut while opening it")
+	// errTruncated: the stream lost its beginning before the reader had it.
+	errTruncated = errors.New("event stream was cut in front of its reader")
 	// errBroken: the consumer has to be made anew.
 	errBroken = errors.New("event consumer broke off")
 )
@@ -443,6 +463,7 @@ func (s *stream) live(ctx context.Context) error {
 	}
 	defer it.Stop()
 	s.opened = true
+	var e edge
 	patient := s.c.NewPatient(it, name, []string{filter})
 	for {
 		msg, err := patient.Next(ctx, s.pos)
@@ -456,6 +477,11 @@ func (s *stream) live(ctx context.Context) error {
 		seq := meta.Sequence.Stream
 		if seq <= s.pos {
 			continue
+		}
+		if seq > s.pos+1 {
+			if err := s.whole(ctx, cons, &e, meta); err != nil {
+				return err
+			}
 		}
 		rec, kind, ok := s.record(msg, seq)
 		// The server forgets the ids of messages after a while, and then stores an
@@ -473,6 +499,62 @@ func (s *stream) live(ctx context.Context) error {
 	}
 }
 
+// edge is what a stream knows of where the event stream begins.
+type edge struct {
+	// Nothing between the reader and upTo was cut before consumer delivered it. The
+	// library may make a new one, which delivers once more what was not read yet.
+	upTo     uint64
+	consumer string
+	far      bool // the reader was far from the beginning
+}
+
+// lookAgain is how often it is looked for readers that are far from the beginning of
+// the event stream where that is.
+const lookAgain = time.Second
+
+func (s *stream) far(first, last uint64) bool {
+	return s.pos+1 >= first && s.pos+1-first > (last-first)/2
+}
+
+// whole returns errTruncated if the event stream may have lost its beginning up to
+// after pos before the next message, which meta describes, was chosen for delivery: a
+// consumer goes on behind what is gone and says nothing. A reader in the newer half of
+// the stream has time: for it one look a second counts, which all readers share.
+func (s *stream) whole(ctx context.Context, cons jetstream.Consumer, e *edge, meta *jetstream.MsgMetadata) error {
+	seq := meta.Sequence.Stream
+	if meta.Consumer == e.consumer && seq <= e.upTo {
+		return nil
+	}
+	if meta.Consumer == e.consumer && e.far {
+		first, last, err := s.lately(ctx)
+		if err != nil {
+			return fmt.Errorf("%w: %w", errBroken, err)
+		}
+		if s.far(first, last) {
+			return nil
+		}
+	}
+	// In this order: what had been delivered before the look was chosen before it.
+	ask, cancel := context.WithTimeout(ctx, infoTimeout)
+	defer cancel()
+	info, err := cons.Info(ask)
+	if err != nil {
+		return fmt.Errorf("%w: %w", errBroken, err)
+	}
+	first, last, err := s.bounds(ctx)
+	if err != nil {
+		return fmt.Errorf("%w: %w", errBroken, err)
+	}
+	if s.pos+1 < first {
+		return errTruncated
+	}
+	*e = edge{upTo: seq, consumer: meta.Consumer, far: s.far(first, last)}
+	if info.Name == meta.Consumer {
+		e.upTo = max(seq, info.Delivered.Stream)
+	}
+	return nil
+}
+
 // record shapes a message as the store would. What the store does not keep is
 // not shown live either.
 func (s *stream) record(msg jetstream.Msg, seq uint64) (contract.EventRecord, contract.EventType, bool) {
@@ -481,10 +563,12 @@ func (s *stream) record(msg jetstream.Msg, seq uint64) (contract.EventRecord, co
 		s.log.Debug().Err(err).Uint64("seq", seq).Msg("event feed: an event cannot be read")
 		return contract.EventRecord{}, "", false
 	}
-	// The subject is what publishing rights are given for; an event whose body
-	// claims to be of another tenant, thread or run is not shown to anybody.
-	if ev.NATSSubject(s.c.Names) != msg.Subject() {
-		s.log.Warn().Uint64("seq", seq).Str("subject", msg.Subject()).Msg("event feed: the event differs from its subject")
+	at, err := s.c.Names.ParseEvent(msg.Subject())
+	if err == nil {
+		err = event.Complete(&ev, at)
+	}
+	if err != nil {
+		s.log.Warn().Err(err).Uint64("seq", seq).Str("subject", msg.Subject()).Msg("event feed: an event is not shown")
 		return contract.EventRecord{}, "", false
 	}
 	rec, ok := event.Live(ev, seq)

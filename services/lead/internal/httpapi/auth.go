@@ -36,6 +36,8 @@ type Token struct {
 	UserID string
 	// Roles may hold "admin" or "administrator".
 	Roles []string
+	// Attributes go into the identity of the user's tasks.
+	Attributes map[string]string
 }
 
 // identity is on whose behalf a request is served.
@@ -44,6 +46,8 @@ type identity struct {
 	user   string
 	role   string
 	admin  bool
+	// attributes are shared by the requests of a token; nobody changes them.
+	attributes map[string]string
 }
 
 type identityKey struct{}
@@ -99,7 +103,10 @@ func newAuthenticator(cfg Config) (*authenticator, error) {
 			return nil, fmt.Errorf("%s: has the same token as %s", where, other)
 		}
 		seen[digest] = where
-		id := identity{tenant: tenant, user: t.UserID}
+		id := identity{tenant: tenant, user: t.UserID, attributes: t.Attributes}
+		if err := (contract.Identity{UserID: t.UserID, Attributes: t.Attributes}).Validate(); err != nil {
+			return nil, fmt.Errorf("%s: %w", where, err)
+		}
 		if len(t.Roles) > 0 {
 			id.role = t.Roles[0]
 		}

@@ -197,7 +197,7 @@ func TestStartRun(t *testing.T) {
 		return runRecord("r_1", contract.RunRunning), nil
 	}
 	status, h, text := r.do("POST", "/v1/runs", `{"input":"go","thread_id":"th ü","model":"m","max_concurrent_subagents":2,"max_total_subagents":9,
-		"subagent_enabled":false,"allowed_subagents":[],"metadata":{"a":"b"},"tags":["x"]}`, "Traceparent", parent)
+		"subagent_enabled":false,"allowed_subagents":[],"available_skills":[],"metadata":{"a":"b"},"tags":["x"]}`, "Traceparent", parent)
 	if status != http.StatusAccepted || h.Get("Location") != "/v1/runs/r_1" {
 		t.Fatalf("POST /v1/runs = %d %v %s", status, h, text)
 	}
@@ -207,14 +207,21 @@ func TestStartRun(t *testing.T) {
 	}
 	in := <-inputs
 	if in.Tenant != "default" || in.Input != "go" || in.ThreadID != "th ü" || in.Model != "m" || *in.MaxConcurrentSubagents != 2 || *in.MaxTotalSubagents != 9 ||
-		*in.SubagentEnabled || in.AllowedSubagents == nil || len(in.AllowedSubagents) != 0 || in.Metadata["a"] != "b" || in.Tags[0] != "x" {
+		*in.SubagentEnabled || in.AllowedSubagents == nil || len(in.AllowedSubagents) != 0 || in.AvailableSkills == nil || in.Metadata["a"] != "b" || in.Tags[0] != "x" {
 		t.Errorf("engine got %+v", in)
 	}
-	if status, _, text := r.do("POST", "/v1/runs", `{"input":"go","allowed_subagents":null}`, "Traceparent", parent); status != http.StatusAccepted {
+	if status, _, text := r.do("POST", "/v1/runs", `{"input":"go","allowed_subagents":null,"available_skills":null}`, "Traceparent", parent); status != http.StatusAccepted {
 		t.Fatalf("null allowed_subagents = %d %s", status, text)
 	}
-	if in := <-inputs; in.AllowedSubagents != nil || in.MaxTotalSubagents != nil || in.SubagentEnabled != nil {
+	if in := <-inputs; in.AllowedSubagents != nil || in.AvailableSkills != nil || in.MaxTotalSubagents != nil || in.SubagentEnabled != nil {
 		t.Errorf("null and absent fields arrived as %+v", in)
+	}
+	// REG-15: a name that nobody has is not refused; it permits nothing.
+	if status, _, text := r.do("POST", "/v1/runs", `{"input":"go","allowed_subagents":["nobody"]}`, "Traceparent", parent); status != http.StatusAccepted {
+		t.Fatalf("unknown allowed_subagents = %d %s", status, text)
+	}
+	if in := <-inputs; len(in.AllowedSubagents) != 1 {
+		t.Errorf("engine got %+v", in)
 	}
 }
 
@@ -232,14 +239,11 @@ func TestStartRunRefusesBadInput(t *testing.T) {
 		`{"input":"x","model":"none"}`:                                       400,
 		`{"input":"x","tags":[""]}`:                                          400,
 		`{"input":"x"`:                                                       400,
-		`{"input":"x","allowed_subagents":["general-purpose","nobody"]}`:     400,
+		`{"input":"x","allowed_subagents":"general-purpose"}`:                422,
 		`{"input":"x","metadata":{"k":"` + strings.Repeat("v", 5000) + `"}}`: 400,
 		`{"input":"x","metadata":` + strings.Repeat(`{"a":`, 200) + `1` + strings.Repeat("}", 201): 400,
 	} {
-		p := r.wantProblem(status, wire.CodeInvalidRequest, "POST", "/v1/runs", body)
-		if strings.Contains(body, "nobody") && !strings.Contains(p.Detail, "general-purpose") {
-			t.Errorf("an unknown sub-agent is refused with %q; want the names that exist", p.Detail)
-		}
+		r.wantProblem(status, wire.CodeInvalidRequest, "POST", "/v1/runs", body)
 	}
 	r.wantProblem(413, wire.CodePayloadTooLarge, "POST", "/v1/runs", `{"input":"`+strings.Repeat("z", 1<<20)+`"}`)
 	// Within the limit of a body, above that of a prompt.
@@ -536,7 +540,7 @@ func tokens(c *Config, _ *Deps) {
 	c.AuthMode, c.Addr = AuthTokens, "0.0.0.0:0"
 	c.Getenv = func(k string) string { return env[k] }
 	c.Tokens = []Token{
-		{Name: "acme", TokenEnv: "A", Tenant: "acme", UserID: "ann", Roles: []string{"user"}},
+		{Name: "acme", TokenEnv: "A", Tenant: "acme", UserID: "ann", Roles: []string{"user"}, Attributes: map[string]string{"team": "blue"}},
 		{Name: "other", TokenEnv: "B", Tenant: "other", UserID: "bob"},
 		{Name: "admin", TokenEnv: "C", Tenant: "acme", UserID: "root", Roles: []string{"admin"}},
 	}
@@ -564,7 +568,7 @@ func TestTokensAndTenants(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if req, err := contract.DecodeTaskRequest(m.Data); err != nil || req.Identity.UserID != "ann" || req.Identity.UserRole != "user" {
+	if req, err := contract.DecodeTaskRequest(m.Data); err != nil || req.Identity.UserID != "ann" || req.Identity.UserRole != "user" || req.Identity.Attributes["team"] != "blue" {
 		t.Errorf("identity = %+v, %v; want that of the token", req.Identity, err)
 	}
 	var e *client.Error

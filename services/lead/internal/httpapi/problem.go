@@ -12,7 +12,9 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 	"github.com/nats-io/nats.go"
 
+	"github.com/herdgate/herdgate/internal/agentstore"
 	"github.com/herdgate/herdgate/internal/client/wire"
+	"github.com/herdgate/herdgate/internal/subagent"
 	"github.com/herdgate/herdgate/pkg/contract"
 	"github.com/herdgate/herdgate/services/lead/internal/leaderr"
 )
@@ -46,6 +48,8 @@ func codeOf(status int) string {
 		return wire.CodeMethodNotAllowed
 	case http.StatusConflict:
 		return wire.CodeAlreadyFinished
+	case http.StatusPreconditionFailed:
+		return wire.CodePrecondition
 	case http.StatusRequestEntityTooLarge:
 		return wire.CodePayloadTooLarge
 	case http.StatusTooManyRequests:
@@ -96,6 +100,12 @@ func (s *Server) problemFor(ctx context.Context, err error) error {
 		p := newProblem(http.StatusConflict, wire.CodeAlreadyFinished, finished.Error())
 		p.FinishedStatus = finished.Status
 		return p
+	case errors.Is(err, agentstore.ErrNotFound):
+		return newProblem(http.StatusNotFound, wire.CodeNotFound, err.Error())
+	case errors.Is(err, agentstore.ErrStale), errors.Is(err, agentstore.ErrExists):
+		return newProblem(http.StatusPreconditionFailed, wire.CodePrecondition, err.Error())
+	case errors.Is(err, subagent.ErrDefinition):
+		return newProblem(http.StatusBadRequest, wire.CodeInvalidRequest, err.Error())
 	case errors.Is(err, leaderr.ErrNotFound):
 		return newProblem(http.StatusNotFound, wire.CodeNotFound, err.Error())
 	case errors.Is(err, leaderr.ErrQueueFull):
@@ -104,7 +114,7 @@ func (s *Server) problemFor(ctx context.Context, err error) error {
 		return newProblem(http.StatusRequestEntityTooLarge, wire.CodePayloadTooLarge, err.Error()+"; put long material into a file of the thread's workspace and name it")
 	case errors.Is(err, leaderr.ErrInvalid), errors.Is(err, contract.ErrInvalidMessage), errors.Is(err, contract.ErrInvalidID):
 		return newProblem(http.StatusBadRequest, wire.CodeInvalidRequest, err.Error())
-	case errors.Is(err, leaderr.ErrUnavailable), errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
+	case errors.Is(err, leaderr.ErrUnavailable), errors.Is(err, agentstore.ErrUnavailable), errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
 		l := s.logFor(ctx)
 		if ctx.Err() != nil { // the caller is gone: nothing is wrong here
 			l.Debug().Err(err).Msg("http: the caller left")

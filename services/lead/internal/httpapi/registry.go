@@ -8,12 +8,19 @@ import (
 
 // FromRegistry shows a registry to the interface. Without shellAllowed the
 // types that need the host's shell do not exist for callers.
-func FromRegistry(r *subagent.Registry, shellAllowed bool) Subagents {
+func FromRegistry(r Types, shellAllowed bool) Subagents {
 	return registry{r: r, shell: shellAllowed}
 }
 
+// Types are the sub-agent types in force: a *subagent.Catalogue, or a
+// *subagent.Registry where nothing changes.
+type Types interface {
+	Visible(allowed []string, shellAllowed bool) []subagent.Definition
+	Entries() []subagent.Entry
+}
+
 type registry struct {
-	r     *subagent.Registry
+	r     Types
 	shell bool
 }
 
@@ -27,8 +34,20 @@ func (g registry) Resolve(name string) (contract.Subagent, bool) {
 
 func (g registry) Catalogue() []wire.Subagent {
 	var out []wire.Subagent
-	for _, d := range g.r.Visible(nil, g.shell) {
-		out = append(out, wire.Subagent{Name: d.Name, Source: string(d.Origin), Description: d.Description, Enabled: true})
+	for _, e := range g.r.Entries() {
+		if a := fromEntry(e); a.Name != subagent.Bash || g.shell || !a.Usable() {
+			out = append(out, a)
+		}
 	}
 	return out
+}
+
+func fromEntry(e subagent.Entry) wire.Subagent {
+	d := e.Definition
+	return wire.Subagent{
+		Name: d.Name, Source: string(d.Origin), Description: d.Description, Enabled: e.Enabled, ShadowedBy: string(e.ShadowedBy),
+		DisplayName: e.DisplayName, SystemPrompt: d.SystemPrompt, Tools: d.Tools, DisallowedTools: d.DisallowedTools, Skills: d.Skills,
+		Model: d.Model, Pool: string(d.Pool), MaxTurns: d.MaxTurns, TimeoutSeconds: d.TimeoutSeconds, Network: d.Network,
+		Revision: e.Revision, Path: e.Path,
+	}
 }

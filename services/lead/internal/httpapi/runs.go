@@ -106,7 +106,7 @@ func (s *Server) startRun(ctx context.Context, in *startRunInput) (*huma.StreamR
 	rec, err := s.deps.Engine.Start(ctx, input)
 	if err != nil {
 		if live {
-			s.streams.Add(-1)
+			s.closeStream()
 		}
 		return nil, s.problemFor(ctx, err)
 	}
@@ -161,17 +161,16 @@ func (s *Server) runRequest(ctx context.Context, b wire.RunRequest) (runapi.RunI
 			return bad("tag %.40q: want 1 to 128 bytes", tag)
 		}
 	}
-	for _, name := range b.AllowedSubagents {
-		if _, ok := s.deps.Registry.Resolve(name); !ok {
-			return runapi.RunInput{}, s.unknownSubagent("allowed_subagents", name)
-		}
+	// Names that nobody has are no fault: definitions come and go (REG-15).
+	if len(b.AllowedSubagents) > maxAllowedSubagents {
+		return bad("allowed_subagents has %d entries; want at most %d", len(b.AllowedSubagents), maxAllowedSubagents)
 	}
 	id := who(ctx)
 	return runapi.RunInput{
-		Tenant: id.tenant, UserID: id.user, UserRole: id.role,
+		Tenant: id.tenant, UserID: id.user, UserRole: id.role, Attributes: id.attributes,
 		Input: b.Input, ThreadID: contract.ThreadID(b.ThreadID), Model: b.Model,
 		MaxConcurrentSubagents: b.MaxConcurrentSubagents, MaxTotalSubagents: b.MaxTotalSubagents,
-		SubagentEnabled: b.SubagentEnabled, AllowedSubagents: b.AllowedSubagents, Metadata: b.Metadata, Tags: b.Tags,
+		SubagentEnabled: b.SubagentEnabled, AllowedSubagents: b.AllowedSubagents, AvailableSkills: b.AvailableSkills, Metadata: b.Metadata, Tags: b.Tags,
 	}, nil
 }
 
@@ -182,10 +181,13 @@ func (s *Server) knownModel(name string) error {
 	return fmt.Errorf("%w: model %.80q is not configured; there are: %s", leaderr.ErrInvalid, name, strings.Join(s.deps.Models, ", "))
 }
 
+// maxAllowedSubagents bounds a caller's policy.
+const maxAllowedSubagents = 1000
+
 func (s *Server) unknownSubagent(field, name string) error {
 	var names []string
 	for _, a := range s.deps.Registry.Catalogue() {
-		if a.Enabled {
+		if a.Usable() {
 			names = append(names, a.Name)
 		}
 	}

@@ -31,6 +31,7 @@ import (
 	"github.com/herdgate/herdgate/internal/fault"
 	"github.com/herdgate/herdgate/internal/telemetry"
 	"github.com/herdgate/herdgate/pkg/contract"
+	"github.com/herdgate/herdgate/services/lead/internal/agents"
 	"github.com/herdgate/herdgate/services/lead/internal/dispatch"
 	"github.com/herdgate/herdgate/services/lead/internal/feed"
 	"github.com/herdgate/herdgate/services/lead/internal/runapi"
@@ -95,7 +96,8 @@ type Subagents interface {
 	// Resolve returns the definition that a task gets; false for types that do
 	// not exist or must not be used from outside.
 	Resolve(name string) (contract.Subagent, bool)
-	// Catalogue lists what Resolve knows, built-in types first.
+	// Catalogue lists every definition, built-in types first; what Resolve knows
+	// is usable.
 	Catalogue() []wire.Subagent
 }
 
@@ -108,6 +110,8 @@ type Deps struct {
 	Dispatch *dispatch.Dispatcher
 	Feed     *feed.Feed
 	Registry Subagents
+	// Agents are the definitions that administrators make; nil: there are none.
+	Agents *agents.Manager
 	// Probes serves /healthz, /readyz and /metrics.
 	Probes http.Handler
 	// Door, when set, is open already, and Run serves behind it.

@@ -164,6 +164,24 @@ func TestStreamKeepAliveAndLimit(t *testing.T) {
 	})
 }
 
+// A run that is refused gives back the place of its stream, also in the metric.
+func TestRefusedRunGivesBackItsStream(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, func(c *Config, _ *Deps) { c.MaxStreams = 1 })
+	r.engine.start = func(context.Context, runapi.RunInput) (contract.RunRecord, error) {
+		return contract.RunRecord{}, leaderr.ErrUnavailable
+	}
+	for range 2 {
+		r.wantProblem(503, wire.CodeUnavailable, "POST", "/v1/runs", `{"input":"x"}`, "Accept", "text/event-stream")
+	}
+	if n := testutil.ToFloat64(r.server.metrics.open); n != 0 {
+		t.Errorf("the metric has %v streams, and none is open", n)
+	}
+	if n := r.server.streams.Load(); n != 0 {
+		t.Errorf("%d streams are counted as open", n)
+	}
+}
+
 // F-018: a resumed stream that drops before its first event keeps its place; a
 // made-up position gets a gap and an id to go on from.
 func TestStreamResume(t *testing.T) {

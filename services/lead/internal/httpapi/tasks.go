@@ -115,7 +115,7 @@ func (s *Server) submitTask(ctx context.Context, b wire.TaskRequest) (wire.TaskA
 		Prompt:             b.Prompt,
 		AcceptanceCriteria: b.AcceptanceCriteria,
 		ParentModel:        s.deps.DefaultModel,
-		Identity:           contract.Identity{UserID: id.user, UserRole: id.role, IsSubagent: true},
+		Identity:           contract.Identity{UserID: id.user, UserRole: id.role, Attributes: id.attributes, IsSubagent: true},
 		CreatedAt:          s.deps.Now().UTC(),
 	}
 	if req.ThreadID == "" {
@@ -157,31 +157,5 @@ func (s *Server) registerAdmission() {
 			}
 		}
 		return &body[admissionapi.Status]{st}, nil
-	})
-}
-
-type subagentInput struct {
-	Name string `path:"name" maxLength:"128"`
-}
-
-func (s *Server) registerSubagents() {
-	huma.Register(s.api, huma.Operation{
-		OperationID: "list-subagents", Method: http.MethodGet, Path: "/v1/subagents", Tags: []string{"subagents"}, Summary: "List the sub-agent types, built-in ones first",
-	}, func(context.Context, *struct{}) (*body[[]wire.Subagent], error) {
-		list := s.deps.Registry.Catalogue()
-		if list == nil {
-			list = []wire.Subagent{}
-		}
-		return &body[[]wire.Subagent]{list}, nil
-	})
-	huma.Register(s.api, huma.Operation{
-		OperationID: "get-subagent", Method: http.MethodGet, Path: "/v1/subagents/{name}", Tags: []string{"subagents"}, Summary: "Show a sub-agent type",
-	}, func(ctx context.Context, in *subagentInput) (*body[wire.Subagent], error) {
-		for _, a := range s.deps.Registry.Catalogue() {
-			if a.Name == in.Name {
-				return &body[wire.Subagent]{a}, nil
-			}
-		}
-		return nil, s.problemFor(ctx, leaderr.ErrNotFound)
 	})
 }

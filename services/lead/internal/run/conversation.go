@@ -12,6 +12,7 @@ import (
 	"github.com/herdgate/herdgate/internal/compact"
 	"github.com/herdgate/herdgate/internal/delegation"
 	"github.com/herdgate/herdgate/internal/model"
+	"github.com/herdgate/herdgate/internal/skill"
 	"github.com/herdgate/herdgate/pkg/contract"
 )
 
@@ -63,6 +64,11 @@ type conversation struct {
 	// UserID and UserRole are on whose behalf the run works.
 	UserID   string `json:"user_id,omitempty"`
 	UserRole string `json:"user_role,omitempty"`
+	// Attributes are the user's, for rules of authorisation.
+	Attributes map[string]string `json:"authz_attributes,omitempty"`
+	// Skills says which skills are active: a fold over the run's messages, those that
+	// were taken out as well.
+	Skills skill.State `json:"skills,omitzero"`
 }
 
 func decodeConversation(raw json.RawMessage) (conversation, error) {

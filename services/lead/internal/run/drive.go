@@ -16,6 +16,7 @@ import (
 	"github.com/herdgate/herdgate/internal/bus"
 	"github.com/herdgate/herdgate/internal/guard"
 	"github.com/herdgate/herdgate/internal/pause"
+	"github.com/herdgate/herdgate/internal/skill"
 	"github.com/herdgate/herdgate/pkg/contract"
 )
 
@@ -70,6 +71,8 @@ type drive struct {
 
 	// guards watch over the lead's own loop.
 	guards guard.Set
+	// skills are those of the run; setUp makes them.
+	skills *skill.Session
 	// delegates: the run may use the `task` tool.
 	delegates bool
 	// resumed: an earlier driver may have told something already.

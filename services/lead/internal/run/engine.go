@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -25,6 +26,7 @@ import (
 	"github.com/herdgate/herdgate/internal/pause"
 	"github.com/herdgate/herdgate/internal/receipt"
 	"github.com/herdgate/herdgate/internal/rungroup"
+	"github.com/herdgate/herdgate/internal/skill"
 	"github.com/herdgate/herdgate/internal/subagent"
 	"github.com/herdgate/herdgate/internal/telemetry"
 	"github.com/herdgate/herdgate/internal/tool"
@@ -141,7 +143,9 @@ type Deps struct {
 	// Tools returns the lead's own tools in a thread's workspace, and what ends
 	// them. Nil gives it none.
 	Tools func(tenant contract.Tenant, thread contract.ThreadID) ([]tool.Tool, func(), error)
-	Log   zerolog.Logger
+	// Skills reads the skills of a run's user.
+	Skills skill.Loader
+	Log    zerolog.Logger
 	// TracerProvider may be nil, for no traces.
 	TracerProvider trace.TracerProvider
 	// Registerer may be nil, for no metrics.
@@ -367,7 +371,7 @@ func (e *Engine) Start(ctx context.Context, in runapi.RunInput) (contract.RunRec
 		e.release()
 		return contract.RunRecord{}, fmt.Errorf("start run: history of the thread: %w", err)
 	}
-	conv.UserID, conv.UserRole = in.UserID, in.UserRole
+	conv.UserID, conv.UserRole, conv.Attributes = in.UserID, in.UserRole, in.Attributes
 	conv.Messages = append(conv.Messages, model.Message{Role: model.RoleUser, Text: in.Input})
 	number(conv.Messages, 0)
 
@@ -455,7 +459,7 @@ func extraBytes(in runapi.RunInput) int {
 	for k, v := range in.Metadata {
 		n += len(k) + len(v)
 	}
-	for _, s := range append(append([]string(nil), in.Tags...), in.AllowedSubagents...) {
+	for _, s := range slices.Concat(in.Tags, in.AllowedSubagents, in.AvailableSkills) {
 		n += len(s)
 	}
 	return n
@@ -477,6 +481,7 @@ func (e *Engine) options(in runapi.RunInput, limits contract.AdmissionLimits) co
 		MaxConcurrentSubagents: delegation.Clamp(requested, &limits.MaxRunning),
 		MaxTotalSubagents:      delegation.MaxTotal(e.cfg.MaxTotal, in.MaxTotalSubagents),
 		AllowedSubagents:       in.AllowedSubagents,
+		AvailableSkills:        in.AvailableSkills,
 	}
 }
 

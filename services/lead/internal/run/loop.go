@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 
@@ -227,8 +228,12 @@ func (d *drive) setUp() (agent.Config, []model.Message, func(), error) {
 		release()
 		return agent.Config{}, nil, func() {}, err
 	}
+	if err := d.openSkills(); err != nil { // SKILL-09
+		release()
+		return agent.Config{}, nil, func() {}, err
+	}
 	// Its sub-agents write into the same workspace.
-	pieces, err := agent.Chain(append(append(d.guards.Pieces(), guard.ReadBeforeWrite()), compaction...)...)
+	pieces, err := agent.Chain(slices.Concat(d.guards.Pieces(), []agent.Piece{guard.ReadBeforeWrite()}, compaction, d.skills.Pieces())...)
 	if err != nil {
 		release()
 		return agent.Config{}, nil, func() {}, err
@@ -258,9 +263,20 @@ func (d *drive) setUp() (agent.Config, []model.Message, func(), error) {
 	number(d.conv.Messages, d.conv.Gone.Messages)
 	cfg.Gone = d.conv.Gone
 	d.guards.Replay(d.conv.Messages[d.conv.History:], d.conv.Usage)
-	messages := append([]model.Message{{ID: "m0", Role: model.RoleSystem, Text: prompt.Lead(d.e.cfg.RoleText, d.delegation(types))}}, d.conv.Messages...)
+	d.skills.Replay(d.conv.Skills, d.conv.Messages[d.conv.History:])
+	d.conv.Skills = d.skills.State()
+	messages := append([]model.Message{{ID: "m0", Role: model.RoleSystem, Text: d.systemPrompt(types)}}, d.conv.Messages...)
 	d.mu.Unlock()
 	return cfg, messages, release, nil
+}
+
+// systemPrompt is what the lead's model is told first.
+func (d *drive) systemPrompt(types []subagent.Definition) string {
+	text := prompt.Lead(d.e.cfg.RoleText, d.delegation(types))
+	if s := d.skills.Section(); s != "" {
+		text += "\n" + s + "\n"
+	}
+	return text
 }
 
 // delegation is what the model is told about its sub-agents.
@@ -448,6 +464,7 @@ func (d *drive) record(ctx context.Context, msg model.Message, usage *contract.U
 			}
 		}
 		conv.Messages = append(conv.Messages, msg)
+		conv.Skills = conv.Skills.With(msg, d.skills.Known)
 	}
 	d.mu.Lock()
 	done := len(msg.ToolCalls) > 0

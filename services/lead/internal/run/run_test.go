@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -44,7 +45,7 @@ func TestParallelTasks(t *testing.T) {
 		return say(b.String())
 	}}
 	l := w.lead("lead-a", m)
-	started := l.start(runapi.RunInput{Input: "three cities", ThreadID: "thread one", UserID: "u1", UserRole: "admin"})
+	started := l.start(runapi.RunInput{Input: "three cities", ThreadID: "thread one", UserID: "u1", UserRole: "admin", Attributes: map[string]string{"team": "blue"}})
 	if started.Status != contract.RunRunning || started.Owner == "" || !strings.HasPrefix(string(started.RunID), "r_") {
 		t.Fatalf("Start = %+v", started)
 	}
@@ -63,7 +64,7 @@ func TestParallelTasks(t *testing.T) {
 		if r.TaskID != contract.NewTaskID(rec.RunID, 0, i) || r.RunID != rec.RunID || r.ThreadID != "thread one" {
 			t.Errorf("request %d has ids %s %s %q", i, r.TaskID, r.RunID, r.ThreadID)
 		}
-		if !r.Identity.IsSubagent || r.Identity.UserID != "u1" || r.Identity.UserRole != "admin" || r.ParentModel != "main" || r.OfferedTools != nil {
+		if !r.Identity.IsSubagent || r.Identity.UserID != "u1" || r.Identity.UserRole != "admin" || r.Identity.Attributes["team"] != "blue" || r.ParentModel != "main" || r.OfferedTools != nil {
 			t.Errorf("request %d carries %+v, parent %q, offered %v", i, r.Identity, r.ParentModel, r.OfferedTools)
 		}
 		if r.ToolCallID != fmt.Sprintf("c%d", i+1) {
@@ -484,5 +485,29 @@ func TestLedgerBelievesNoText(t *testing.T) {
 		if got.RunID != rec.RunID || got.MessageID == "" {
 			t.Errorf("%s: run %q, message %q", got.Description, got.RunID, got.MessageID)
 		}
+	}
+}
+
+// REG-13, REG-14: each request carries the policy that the run began with, with the
+// difference between none at all and a list.
+func TestPolicyTravelsWithRequests(t *testing.T) {
+	t.Parallel()
+	for name, allowed := range map[string][]string{"none": nil, "list": {"general-purpose", "no-such"}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t, func(contract.TaskRequest) *contract.TaskRecord { return completed("x") })
+			m := &scripted{answer: func(_ context.Context, turn int, _ model.Request) (model.Response, error) {
+				if turn == 0 {
+					return call("", taskCall("a", "Oslo"))
+				}
+				return say("done")
+			}}
+			l := w.lead("lead-a", m)
+			l.wait(l.start(runapi.RunInput{AllowedSubagents: allowed}).RunID)
+			reqs := w.gate.requests()
+			if len(reqs) != 1 || !reflect.DeepEqual(reqs[0].AllowedSubagents, allowed) {
+				t.Errorf("requests = %+v, want the policy %q", reqs, allowed)
+			}
+		})
 	}
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/herdgate/herdgate/internal/outcome"
 	"github.com/herdgate/herdgate/internal/pause"
 	"github.com/herdgate/herdgate/internal/prompt"
+	"github.com/herdgate/herdgate/internal/skill"
 	"github.com/herdgate/herdgate/internal/subagent"
 	"github.com/herdgate/herdgate/internal/telemetry"
 	"github.com/herdgate/herdgate/internal/tool"
@@ -31,11 +32,13 @@ import (
 type task struct {
 	d     *drive
 	types []subagent.Definition
-	spec  model.ToolSpec
+	// allowed is the run's own copy of the caller's policy (REG-14).
+	allowed []string
+	spec    model.ToolSpec
 }
 
 func newTaskTool(d *drive, types []subagent.Definition) *task {
-	return &task{d: d, types: types, spec: model.ToolSpec{
+	return &task{d: d, types: types, allowed: d.rec.Options.AllowedSubagents, spec: model.ToolSpec{
 		Name: taskTool, Description: prompt.TaskTool(d.delegation(types)), Parameters: prompt.TaskParameters(types),
 	}}
 }
@@ -135,9 +138,9 @@ func (t *task) Call(ctx context.Context, call tool.Call) (tool.Result, error) {
 	if err != nil {
 		return t.refuse(id, contract.ErrInvalidRequest, err.Error())
 	}
-	def, ok := t.find(args.SubagentType)
-	if !ok {
-		return t.refuse(id, contract.ErrPolicyDenied, t.unknownType(args.SubagentType))
+	def, err := subagent.Choose(t.types, t.allowed, args.SubagentType)
+	if err != nil {
+		return t.refuse(id, contract.ErrPolicyDenied, err.Error())
 	}
 	switch {
 	case args.Prompt == "":
@@ -163,44 +166,20 @@ func (t *task) Call(ctx context.Context, call tool.Call) (tool.Result, error) {
 	return t.result(id, o)
 }
 
-func (t *task) find(name string) (subagent.Definition, bool) {
-	for _, def := range t.types {
-		if def.Name == name {
-			return def, true
-		}
-	}
-	return subagent.Definition{}, false
-}
-
-// unknownType tells which types there are (REG-17).
-func (t *task) unknownType(name string) string {
-	if name == "" {
-		return fmt.Sprintf("subagent_type is missing. Available types: %s.", t.names())
-	}
-	return fmt.Sprintf("There is no sub-agent type %q for this run. Available types: %s.", bound(name, 80), t.names())
-}
-
-func (t *task) names() string {
-	names := make([]string, len(t.types))
-	for i, def := range t.types {
-		names[i] = def.Name
-	}
-	return strings.Join(names, ", ")
-}
-
 func (t *task) request(id contract.TaskID, call tool.Call, args taskArgs, def subagent.Definition) contract.TaskRequest {
 	rec := t.d.snapshot()
 	t.d.mu.Lock()
-	user, role := t.d.conv.UserID, t.d.conv.UserRole
+	identity := contract.Identity{UserID: t.d.conv.UserID, UserRole: t.d.conv.UserRole, Attributes: t.d.conv.Attributes, IsSubagent: true}
 	t.d.mu.Unlock()
+	def.Skills = skill.Merge(rec.Options.AvailableSkills, def.Skills) // SKILL-01
 	return contract.TaskRequest{
 		ContractVersion: contract.Version,
 		TaskID:          id, RunID: rec.RunID, ThreadID: rec.ThreadID, Tenant: rec.Tenant,
 		ToolCallID: bound(call.ID, 256),
 		Subagent:   def.Resolve(), Description: bound(args.describe(), ledgerDescriptionChars), Prompt: args.Prompt, AcceptanceCriteria: args.Criteria,
-		ParentModel: rec.Model,
-		Identity:    contract.Identity{UserID: user, UserRole: role, IsSubagent: true},
-		CreatedAt:   t.d.e.deps.Now().UTC(),
+		ParentModel: rec.Model, AllowedSubagents: t.allowed,
+		Identity:  identity,
+		CreatedAt: t.d.e.deps.Now().UTC(),
 	}
 }
 

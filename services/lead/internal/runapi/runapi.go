@@ -26,7 +26,9 @@ type RunInput struct {
 	UserID string
 	// UserRole is the role of the user, for the identity of tasks; may be empty.
 	UserRole string
-	Input    string
+	// Attributes are the user's, for rules of authorisation.
+	Attributes map[string]string
+	Input      string
 	// ThreadID may be empty; the engine then makes a new thread.
 	ThreadID contract.ThreadID
 	// Model is the name of a configured model, or empty.
@@ -36,8 +38,10 @@ type RunInput struct {
 	SubagentEnabled        *bool
 	// AllowedSubagents: nil allows all, an empty list none.
 	AllowedSubagents []string
-	Metadata         map[string]string
-	Tags             []string
+	// AvailableSkills: nil allows all that are enabled, an empty list none.
+	AvailableSkills []string
+	Metadata        map[string]string
+	Tags            []string
 }
 
 // RunQuery selects runs of one tenant. Empty fields match anything.

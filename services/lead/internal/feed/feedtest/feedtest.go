@@ -25,6 +25,7 @@ type Store struct {
 	mu       sync.Mutex
 	records  []contract.EventRecord
 	last     uint64
+	pruned   uint64
 	requests []eventapi.ListRequest
 }
 
@@ -51,6 +52,14 @@ func (s *Store) Load(last uint64, records ...contract.EventRecord) {
 	s.records, s.last = append(s.records, records...), max(s.last, last)
 }
 
+// Prune forgets what lies up to seq, as retention does.
+func (s *Store) Prune(seq uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.records = slices.DeleteFunc(s.records, func(r contract.EventRecord) bool { return r.Seq <= seq })
+	s.pruned = max(s.pruned, seq)
+}
+
 // Requests returns what was asked so far.
 func (s *Store) Requests() []eventapi.ListRequest {
 	s.mu.Lock()
@@ -67,7 +76,7 @@ func (s *Store) answer(msg *nats.Msg) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.requests = append(s.requests, req)
-	resp.LastSeq = s.last
+	resp.LastSeq, resp.PrunedSeq = s.last, s.pruned
 	for _, r := range s.records {
 		if r.Seq <= req.AfterSeq || r.Tenant != req.Tenant ||
 			req.ThreadID != "" && r.ThreadID != req.ThreadID || req.RunID != "" && r.RunID != req.RunID ||
