@@ -21,7 +21,12 @@ import (
 // binary is the program under test: these tests run it as a user does.
 var binary string
 
-func TestMain(m *testing.M) { os.Exit(buildAndRun(m)) }
+func TestMain(m *testing.M) {
+	if os.Getenv(mcpClientEnv) != "" {
+		os.Exit(mcpClient())
+	}
+	os.Exit(buildAndRun(m))
+}
 
 func buildAndRun(m *testing.M) int {
 	dir, err := os.MkdirTemp("", "herdgate-cli-")
@@ -103,7 +108,14 @@ func cleanEnv() []string {
 // start starts herdgate in dir, with further variables in env.
 func start(t *testing.T, dir string, env []string, args ...string) *proc {
 	t.Helper()
+	return startWith(t, nil, dir, env, args...)
+}
+
+// startWith is start with a standard input.
+func startWith(t *testing.T, stdin io.Reader, dir string, env []string, args ...string) *proc {
+	t.Helper()
 	p := &proc{t: t, cmd: exec.Command(binary, args...), done: make(chan struct{})}
+	p.cmd.Stdin = stdin
 	p.cmd.Dir = dir
 	p.cmd.Env = append(cleanEnv(), env...)
 	p.cmd.WaitDelay = 5 * time.Second

@@ -19,7 +19,7 @@ func (a *app) doctorCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "doctor", Short: "find out what is wrong and how to mend it", Args: cobra.NoArgs,
 		Long: `Looks at the configuration, NATS with its streams, the data directory, the event
-store, the models and their keys, the sandbox, the trace collector and the lead's HTTP
+store, the models and their keys, MCP servers, the sandbox, the trace collector and the lead's HTTP
 API. It changes nothing. Providers are asked whether they have the model and take the
 key; nothing is generated. The exit code is 1 when a check fails.
 

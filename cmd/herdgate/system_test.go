@@ -271,6 +271,21 @@ func TestServicesInTwoProcesses(t *testing.T) {
 	stopped(t, work)
 }
 
+// Definitions of sub-agents that lie in the database: all services in one process, and
+// the next process finds what the one before it stored.
+func TestAgentsInTheDatabase(t *testing.T) {
+	t.Parallel()
+	dir := testConfig(t, "agent_storage: {backend: sql}\n")
+	writeFile(t, filepath.Join(dir, "agent.yaml"), "name: scout\ndescription: looks around\nsystem_prompt: You look.\n")
+	p, server := up(t, dir, nil)
+	contains(t, "apply", herdgate(t, dir, nil, "agents", "apply", "-f", "agent.yaml", "--server", server).want(t, 0).stdout, "scout created")
+	stopped(t, p)
+	p, server = up(t, dir, nil)
+	contains(t, "apply again", herdgate(t, dir, nil, "agents", "apply", "-f", "agent.yaml", "--server", server).want(t, 0).stdout, "scout unchanged")
+	contains(t, "list", herdgate(t, dir, nil, "agents", "list", "--server", server).want(t, 0).stdout, "scout", "managed", "in force")
+	stopped(t, p)
+}
+
 func TestToken(t *testing.T) {
 	t.Parallel()
 	dir := testConfig(t, "http: {auth: {mode: tokens, tokens: [{name: me, token_env: MY_TOKEN}]}}\n")

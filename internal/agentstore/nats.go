@@ -137,10 +137,21 @@ func seen(name string, revision uint64) func(there bool, last uint64) (uint64, e
 	}
 }
 
-// write writes by compare-and-set. After a refusal, and when nothing is known of
-// what became of a write, it looks and decides: next gets what lies there.
 func (s *NATS) write(ctx context.Context, name string, w bus.Write, expect uint64, next func(there bool, last uint64) (uint64, error)) (uint64, error) {
 	w.Subject = s.subject(name)
+	return write(ctx, name, w.Data, expect, next, s.read, func(ctx context.Context, expect uint64) (uint64, error) {
+		w.Expect = bus.Seq(expect)
+		ack, err := s.c.Publish(ctx, w)
+		return ack.Seq, err
+	})
+}
+
+// write writes data, nil for a deletion, by compare-and-set. After a refusal
+// ([bus.ErrConflict]), and when nothing is known of what became of a write
+// ([bus.ErrDoubt]), it looks and decides: next gets what lies there.
+func write(ctx context.Context, name string, data []byte, expect uint64, next func(there bool, last uint64) (uint64, error),
+	read func(ctx context.Context, name string) ([]byte, uint64, error), put func(ctx context.Context, expect uint64) (uint64, error),
+) (uint64, error) {
 	doubt := false
 	var err error
 	for try := range attempts {
@@ -148,23 +159,21 @@ func (s *NATS) write(ctx context.Context, name string, w bus.Write, expect uint6
 			if pause.For(ctx, time.Duration(try)*20*time.Millisecond) != nil {
 				break
 			}
-			data, last, readErr := s.read(ctx, name)
+			lies, last, readErr := read(ctx, name)
 			if readErr != nil {
 				return 0, fmt.Errorf("managed definition %s: %w", name, readErr)
 			}
 			// A write in doubt has landed when what lies there is what it holds.
-			if doubt && last > expect && bytes.Equal(data, w.Data) {
+			if doubt && last > expect && bytes.Equal(lies, data) {
 				return last, nil
 			}
-			if expect, err = next(data != nil, last); err != nil {
+			if expect, err = next(lies != nil, last); err != nil {
 				return 0, err
 			}
 		}
-		w.Expect = bus.Seq(expect)
-		var ack bus.Ack
-		ack, err = s.c.Publish(ctx, w)
-		if err == nil {
-			return ack.Seq, nil
+		var rev uint64
+		if rev, err = put(ctx, expect); err == nil {
+			return rev, nil
 		}
 		switch {
 		case errors.Is(err, bus.ErrDoubt):

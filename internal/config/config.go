@@ -478,9 +478,6 @@ func (c Config) Notes() []string {
 		notes = append(notes, fmt.Sprintf("subagents.max_concurrent is %d, but %d is in effect: subagent_runtime.max_running is the most that can run", *n, c.SubagentRuntime.MaxRunning))
 	}
 	// Who left it at the default has made no mistake.
-	if c.AgentStorage.Backend == StorageSQL {
-		notes = append(notes, "agent_storage.backend is sql, which this version does not have: a lead refuses to start; want nats or file")
-	}
 	if n := c.Executor.MaxTasks; n > c.SubagentRuntime.MaxRunning && n != Default().Executor.MaxTasks {
 		notes = append(notes, fmt.Sprintf("executor.max_tasks is %d, but at most %d tasks run in the whole deployment (subagent_runtime.max_running)", n, c.SubagentRuntime.MaxRunning))
 	}

@@ -368,6 +368,7 @@ func TestCrossFieldRules(t *testing.T) {
 		{"mcp: {servers: {a: {url: 'http://h', env: {B: b}}}}", "mcp.servers.a.env: must not be set with url"},
 		{"mcp: {servers: {a: {url: 'http://h', transport: stdio}}}", "mcp.servers.a.transport: must be http or sse"},
 		{"mcp: {servers: {a: {command: x, transport: http}}}", "mcp.servers.a.transport: must be stdio"},
+		{"mcp: {servers: {" + strings.Repeat("a", 41) + ": {command: x}}}", "must have a name of at most 40 characters"},
 		{"mcp: {servers: {a__b: {command: x}}}", "mcp.servers.a__b: must be a name that matches"},
 		{"eventsink: {store: postgres}", "eventsink.dsn: is required"},
 		{"eventsink: {dsn: 'postgres://h/d'}", "eventsink.dsn: must be a file"},

@@ -7,8 +7,6 @@ var later = []struct {
 	used func(c, def Config) bool
 }{
 	{"subagent_batches", func(c, def Config) bool { return c.SubagentBatches != def.SubagentBatches }},
-	{"tool_search", func(c, _ Config) bool { return c.ToolSearch.Enabled }},
-	{"mcp.servers", func(c, _ Config) bool { return len(c.MCP.Servers) > 0 }},
 	{"telemetry.capture_content", func(c, _ Config) bool { return c.Telemetry.CaptureContent }},
 }
 

@@ -32,8 +32,6 @@ func TestKeysWithoutEffectAreTold(t *testing.T) {
 	}
 	file := `
 subagent_batches: { enabled: false }
-tool_search: { enabled: true }
-mcp: { servers: { x: { command: x } } }
 telemetry: { capture_content: true }
 `
 	cfg, faults := Check("herdgate.yaml", []byte(file), nil)
@@ -43,17 +41,7 @@ telemetry: { capture_content: true }
 	if got := cfg.withoutEffect(); len(got) != len(later) {
 		t.Errorf("told are %v, want all of %d", got, len(later))
 	}
-	if notes := strings.Join(cfg.Notes(), "\n"); !strings.Contains(notes, "tool_search is set, but has no effect in this version") {
+	if notes := strings.Join(cfg.Notes(), "\n"); !strings.Contains(notes, "subagent_batches is set, but has no effect in this version") {
 		t.Errorf("notes = %s", notes)
-	}
-}
-
-// A store that a lead refuses is told when the file is checked.
-func TestStoreOfAgentsThatIsNotThere(t *testing.T) {
-	for backend, told := range map[string]bool{"nats": false, "file": false, "sql": true} {
-		cfg, faults := Check("herdgate.yaml", []byte("agent_storage: { backend: "+backend+" }"), nil)
-		if notes := strings.Join(cfg.Notes(), "\n"); len(faults) > 0 || strings.Contains(notes, "agent_storage") != told {
-			t.Errorf("%s: %q, %v", backend, notes, faults)
-		}
 	}
 }

@@ -417,9 +417,16 @@ func (k *checker) threshold(t Threshold, path []string) {
 	}
 }
 
+// maxServerName bounds the name of an MCP server, so that there is room for its tools'
+// in what providers take.
+const maxServerName = 40
+
 func (k *checker) mcpRules(m MCP) {
 	for name, s := range m.Servers {
 		path := join(p("mcp.servers"), name)
+		if len(name) > maxServerName { // SERVER__TOOL has 64
+			k.refuse(fmt.Sprintf("must have a name of at most %d characters", maxServerName), strconv.Quote(clip(name)), path)
+		}
 		command, address := join(path, "command"), join(path, "url")
 		switch {
 		case s.Command == "" && s.URL == "":

@@ -3,9 +3,12 @@ package guard
 import (
 	"context"
 	"fmt"
+	"strings"
 	"unicode/utf8"
 
 	"github.com/herdgate/herdgate/internal/agent"
+	"github.com/herdgate/herdgate/internal/model"
+	"github.com/herdgate/herdgate/internal/prompt"
 	"github.com/herdgate/herdgate/internal/tool"
 )
 
@@ -33,4 +36,23 @@ func shorten(s string, limit int) string {
 	head := limit * 2 / 3
 	tail := limit - head
 	return fmt.Sprintf("%s\n[… %d of %d characters are left out here; ask for less at a time …]\n%s", string(r[:head]), len(r)-limit, len(r), string(r[len(r)-tail:]))
+}
+
+// RemoteResults defuses the results of tools whose text comes from outside: strangers
+// must not speak with the framework's voice. It comes after all that wraps the tools,
+// because a cut may make a tag of what was none. Files of the workspace are shown as
+// they are, or no edit of them could be exact.
+func RemoteResults() agent.Piece {
+	return agent.Piece{Name: "remote_result_sanitising", AfterTool: func(call model.ToolCall, res tool.Result) tool.Result {
+		if remote(call.Name) {
+			res.Text = prompt.Defuse(res.Text)
+		}
+		return res
+	}}
+}
+
+// remote reports whether a tool brings text from outside: pages, and whatever the
+// tools of other servers (SERVER__TOOL) say.
+func remote(name string) bool {
+	return strings.HasPrefix(name, "web_") || strings.Contains(name, "__")
 }

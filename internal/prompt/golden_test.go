@@ -58,6 +58,7 @@ func TestLead(t *testing.T) {
 	}{
 		"prompt_several":  {"", Delegation{Options: options(3, 6), Types: append(slices.Clone(types), nasty)}},
 		"prompt_single":   {"You are Ada.", Delegation{Options: options(1, 4), Types: types[:1]}},
+		"prompt_widest":   {"", Delegation{Options: options(64, 50), Types: types, Citation: cite}},
 		"prompt_none":     {"", Delegation{Options: options(3, 6)}},
 		"prompt_receipts": {"", Delegation{Options: options(3, 6), Types: types, Citation: cite}},
 	} {
@@ -86,10 +87,12 @@ func TestLead(t *testing.T) {
 			}
 		}
 	}
-	single := Lead("", Delegation{Options: options(1, 4), Types: types[:1]})
-	for _, word := range []string{"side by side", "batch", "parallel"} {
-		if strings.Contains(strings.ReplaceAll(single, types[0].Description, ""), word) {
-			t.Errorf("the text for one task at a time speaks of %q (ROUTE-08)", word)
+	one := Delegation{Options: options(1, 4), Types: types}
+	for _, text := range []string{Lead("", one), TaskTool(one)} {
+		for _, word := range []string{"side by side", "batch", "parallel"} {
+			if strings.Contains(text, word) {
+				t.Errorf("the text for one task at a time speaks of %q (ROUTE-08): %s", word, text)
+			}
 		}
 	}
 }

@@ -14,14 +14,14 @@ func builtins() []Definition {
 		{
 			Name: GeneralPurpose, Origin: OriginBuiltin,
 			Description: "Works on one bounded task with all tools in a context of its own: search, reading, analysis, changes to files. " +
-				"Worth its cost when such tasks can run side by side, or when the reading would fill your own context.",
+				worth(GeneralPurpose, 0),
 			SystemPrompt:    generalPrompt,
 			DisallowedTools: deniedTools(), Model: InheritModel, MaxTurns: 150,
 		},
 		{
 			Name: Bash, Origin: OriginBuiltin,
 			Description: "Runs a series of shell commands and hands back what matters of their output. " +
-				"For long or noisy command work; a single routine command is quicker run directly.",
+				worth(Bash, 0),
 			SystemPrompt:    bashPrompt,
 			Tools:           []string{"bash", "ls", "read_file", "write_file", "str_replace"},
 			DisallowedTools: deniedTools(), Model: InheritModel, MaxTurns: 60,

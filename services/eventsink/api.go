@@ -2,6 +2,7 @@ package eventsink
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -12,6 +13,7 @@ import (
 	"github.com/nats-io/nats.go/micro"
 	"github.com/rs/zerolog"
 
+	"github.com/herdgate/herdgate/internal/agentapi"
 	"github.com/herdgate/herdgate/internal/bus"
 	"github.com/herdgate/herdgate/internal/endpoint"
 	"github.com/herdgate/herdgate/internal/eventapi"
@@ -26,7 +28,7 @@ const (
 	replyRoom = 4 << 10
 )
 
-// api answers events.list.
+// api answers events.list and the endpoints of sub-agent definitions.
 type api struct {
 	bus      *bus.Conn
 	store    Store
@@ -34,7 +36,8 @@ type api struct {
 	progress *progress
 	log      zerolog.Logger
 
-	slots chan struct{}
+	slots      chan struct{}
+	agentSlots chan struct{} // so that readers of events do not take them
 
 	mu      sync.Mutex
 	service micro.Service // nil before start
@@ -43,10 +46,10 @@ type api struct {
 }
 
 func newAPI(conn *bus.Conn, st Store, shared bool, p *progress, log zerolog.Logger) *api {
-	return &api{bus: conn, store: st, shared: shared, progress: p, log: log, slots: make(chan struct{}, maxRequests)}
+	return &api{bus: conn, store: st, shared: shared, progress: p, log: log, slots: make(chan struct{}, maxRequests), agentSlots: make(chan struct{}, maxRequests)}
 }
 
-// start announces the endpoint. Starting again does nothing. Requests under way
+// start announces the endpoints. Starting again does nothing. Requests under way
 // end early when ctx is done.
 func (a *api) start(ctx context.Context) error {
 	a.mu.Lock()
@@ -55,25 +58,33 @@ func (a *api) start(ctx context.Context) error {
 		return nil
 	}
 	svc, err := micro.AddService(a.bus.NC, micro.Config{
-		Name: "herdgate-eventsink", Version: "1.0.0", Description: "Stored events of tasks and runs.",
+		Name: "herdgate-eventsink", Version: "1.0.0", Description: "Stored events of tasks and runs, and sub-agent definitions.",
 	})
 	if err != nil {
 		return fmt.Errorf("announce events.list: %w", err)
 	}
 	subject := eventapi.Subject(a.bus.Names)
-	handle := endpoint.Handler(a.log, func(r micro.Request) { a.handle(ctx, r) })
+	handle := endpoint.Handler(a.log, func(r micro.Request) {
+		a.handle(r, a.slots, a.refuse, func() { a.answer(ctx, r) })
+	})
 	described, err := endpoint.Describe("events.list", "A page of stored events in ascending seq, by thread, run, task and type.")
 	if err == nil {
 		err = errors.Join(
 			svc.AddEndpoint("list", handle, micro.WithEndpointSubject(subject), described),
 			svc.AddEndpoint("list-tenant", handle, micro.WithEndpointSubject(endpoint.Bound(subject, endpoint.AnyTenant)), described),
+			a.addAgents(ctx, svc),
 		)
+	}
+	if err == nil {
+		// Whoever hears that the sink is ready is answered.
+		err = a.bus.NC.FlushTimeout(bus.WriteTimeout)
 	}
 	if err != nil {
 		_ = svc.Stop() // the first error is the one that counts
-		return fmt.Errorf("announce events.list: %w", err)
+		return fmt.Errorf("announce the endpoints: %w", err)
 	}
 	a.service = svc
+	a.wg.Go(func() { a.greetAgents(ctx) })
 	return nil
 }
 
@@ -85,29 +96,29 @@ func (a *api) stop() {
 	a.mu.Unlock()
 	if svc != nil {
 		if err := svc.Stop(); err != nil {
-			a.log.Debug().Err(err).Msg("stop events.list")
+			a.log.Debug().Err(err).Msg("stop the endpoints")
 		}
 	}
 	a.wg.Wait()
 }
 
 // handle runs on the subscription's goroutine, so it must not wait.
-func (a *api) handle(ctx context.Context, req micro.Request) {
+func (a *api) handle(req micro.Request, slots chan struct{}, refuse func(req micro.Request, code, message string), answer func()) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.stopped {
-		a.refuse(req, eventapi.CodeUnavailable, "the event sink is stopping")
+		refuse(req, eventapi.CodeUnavailable, "the event sink is stopping")
 		return
 	}
 	select {
-	case a.slots <- struct{}{}:
+	case slots <- struct{}{}:
 	default:
-		a.refuse(req, eventapi.CodeUnavailable, fmt.Sprintf("%d requests are being answered already; try again", maxRequests))
+		refuse(req, eventapi.CodeUnavailable, fmt.Sprintf("%d requests are being answered already; try again", maxRequests))
 		return
 	}
 	a.wg.Go(func() {
-		defer func() { <-a.slots }()
-		a.answer(ctx, req)
+		defer func() { <-slots }()
+		answer()
 	})
 }
 
@@ -183,29 +194,26 @@ type page struct {
 // headers that micro services have for it.
 func (a *api) refuse(req micro.Request, code, message string) {
 	message = clip(message, 2000)
-	status := "400"
-	if code == eventapi.CodeUnavailable {
-		status = "503"
-	}
+	a.respond(req, page{Events: []json.RawMessage{}, LastSeq: a.progress.current(), Error: &eventapi.Error{Code: code, Message: message}}, refusal(code, message))
+}
+
+// statuses are the codes of refusals as HTTP has them.
+var statuses = map[string]string{eventapi.CodeUnavailable: "503", agentapi.CodeConflict: "409"}
+
+// refusal puts the reason into the headers. Not req.Error: that keeps the error for
+// the handler, which has returned.
+func refusal(code, message string) micro.RespondOpt {
 	header := strings.NewReplacer("\r", " ", "\n", " ").Replace(message)
-	a.send(req, page{Events: []json.RawMessage{}, LastSeq: a.progress.current(), Error: &eventapi.Error{Code: code, Message: message}},
-		func(b []byte) error {
-			// Not req.Error: that keeps the error for the handler, which has returned.
-			return req.Respond(b, micro.WithHeaders(micro.Headers{micro.ErrorHeader: {header}, micro.ErrorCodeHeader: {status}}))
-		})
+	return micro.WithHeaders(micro.Headers{micro.ErrorHeader: {header}, micro.ErrorCodeHeader: {cmp.Or(statuses[code], "400")}})
 }
 
-func (a *api) respond(req micro.Request, p page) {
-	a.send(req, p, func(b []byte) error { return req.Respond(b) })
-}
-
-func (a *api) send(req micro.Request, p page, send func([]byte) error) {
-	b, err := encode(p)
+func (a *api) respond(req micro.Request, answer any, opts ...micro.RespondOpt) {
+	b, err := encode(answer)
 	if err == nil {
-		err = send(b)
+		err = req.Respond(b, opts...)
 	}
 	if err != nil {
-		a.log.Warn().Err(err).Int("bytes", len(b)).Msg("answer events.list")
+		a.log.Warn().Err(err).Str("endpoint", req.Subject()).Int("bytes", len(b)).Msg("answer a request")
 	}
 }
 

@@ -232,7 +232,7 @@ func TestListBound(t *testing.T) {
 	}
 }
 
-// The endpoint can be found with the tools for NATS services.
+// The endpoints can be found with the tools for NATS services.
 func TestDiscovery(t *testing.T) {
 	t.Parallel()
 	_, conn := natstest.New(t)
@@ -252,7 +252,7 @@ func TestDiscovery(t *testing.T) {
 	for _, e := range info.Endpoints {
 		subjects = append(subjects, e.Subject)
 	}
-	if want := []string{"hg.v1.svc.events.list", "hg.v1.svc.events.list.*"}; !slices.Equal(subjects, want) {
+	if want := []string{"hg.v1.svc.events.list", "hg.v1.svc.events.list.*", "hg.v1.svc.agents.list", "hg.v1.svc.agents.put", "hg.v1.svc.agents.delete"}; !slices.Equal(subjects, want) {
 		t.Errorf("endpoints = %q, want %q", subjects, want)
 	}
 }

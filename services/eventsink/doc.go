@@ -2,7 +2,9 @@
 // durable consumer, writes batches into a database, and answers who asks for
 // stored events.
 //
-// What it owns: the consumer, the database, and the endpoint events.list.
+// What it owns: the consumer, the database, and the endpoints events.list and
+// agents.*: where managed sub-agent definitions lie in a database it is this one,
+// because leads have none.
 //
 // What always holds:
 //

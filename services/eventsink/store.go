@@ -62,6 +62,9 @@ type Store interface {
 	// Check reports whether Append could store something now. It changes nothing.
 	Check(ctx context.Context) error
 
+	// AgentStore keeps sub-agent definitions in the same database.
+	AgentStore
+
 	// Close releases the store. Another process may take over from here.
 	Close() error
 }

@@ -2,7 +2,9 @@ package executor
 
 import (
 	"github.com/herdgate/herdgate/internal/agent"
+	"github.com/herdgate/herdgate/internal/deferral"
 	"github.com/herdgate/herdgate/internal/guard"
+	"github.com/herdgate/herdgate/internal/mcp"
 	"github.com/herdgate/herdgate/internal/outcome"
 	"github.com/herdgate/herdgate/internal/receipt"
 )
@@ -25,12 +27,15 @@ func (j *job) newChain() (*chain, error) {
 	c.addGuards(j)
 	c.addPrompt(j)
 	c.addSkills(j)
+	c.addDeferral(j)
 	if err := c.addCompaction(j); err != nil {
 		return nil, err
 	}
 	var err error
-	c.pieces, err = agent.Chain(c.pieces...)
-	return c, err
+	if c.pieces, err = agent.Chain(c.pieces...); err != nil {
+		return nil, err
+	}
+	return c, deferral.Check(j.a.s.cfg.Settings.ToolSearch.Enabled, j.tools, mcp.Remote, c.pieces)
 }
 
 // addGuards adds the guards of the task (GUARD-16, GUARD-18).

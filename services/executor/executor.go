@@ -31,8 +31,11 @@ import (
 	"go.opentelemetry.io/otel/trace"
 	"go.opentelemetry.io/otel/trace/noop"
 
+	"github.com/herdgate/herdgate/internal/agent"
 	"github.com/herdgate/herdgate/internal/bus"
 	"github.com/herdgate/herdgate/internal/config"
+	"github.com/herdgate/herdgate/internal/deferral"
+	"github.com/herdgate/herdgate/internal/mcp"
 	"github.com/herdgate/herdgate/internal/model"
 	"github.com/herdgate/herdgate/internal/rungroup"
 	"github.com/herdgate/herdgate/internal/skill"
@@ -74,6 +77,11 @@ type Deps struct {
 	ToolsIn    func(req contract.TaskRequest, dir string) (tools []tool.Tool, done func(), err error)
 	// Skills reads the skills of users.
 	Skills skill.Loader
+	// MCP, when set, has the external tools.
+	MCP *mcp.Manager
+	// Authorise says whether whoever a task works for may use a tool; nil allows all
+	// that the lists leave (TOOL-03).
+	Authorise func(who contract.Identity, tool string) bool
 
 	Now            func() time.Time
 	Log            zerolog.Logger
@@ -131,6 +139,9 @@ func New(cfg Config, deps Deps) (*Service, error) {
 		cfg.Pool = contract.DefaultPool
 	}
 	if err := cfg.Pool.Validate(); err != nil {
+		return nil, fmt.Errorf("executor: %w", err)
+	}
+	if err := deferral.CheckOrder(agent.Order); err != nil { // DEFER-07
 		return nil, fmt.Errorf("executor: %w", err)
 	}
 	zone, err := cfg.Settings.Executor.Location()

@@ -6,17 +6,17 @@ import (
 
 	"github.com/herdgate/herdgate/internal/agent"
 	"github.com/herdgate/herdgate/internal/event"
+	"github.com/herdgate/herdgate/internal/guard"
 	"github.com/herdgate/herdgate/internal/model"
 	"github.com/herdgate/herdgate/internal/outcome"
 	"github.com/herdgate/herdgate/internal/prompt"
 	"github.com/herdgate/herdgate/internal/receipt"
-	"github.com/herdgate/herdgate/internal/tool"
 )
 
 // firstMessages is what the sub-agent begins with.
 func (j *job) firstMessages() []model.Message {
 	req := j.a.grant.Request
-	return prompt.First(prompt.Child{Prompt: req.Subagent.SystemPrompt, Citation: j.a.s.citation(), Skills: j.skills.Section(), Task: req.Prompt, Criteria: req.AcceptanceCriteria})
+	return prompt.First(prompt.Child{Prompt: req.Subagent.SystemPrompt, Citation: j.a.s.citation(), Skills: j.skills.Section(), Deferred: j.external.Section(), Routing: j.external.Routing(), Task: req.Prompt, Criteria: req.AcceptanceCriteria})
 }
 
 // addPrompt adds the pieces that shape what a provider is sent. None changes what
@@ -26,7 +26,7 @@ func (c *chain) addPrompt(j *job) {
 	date := prompt.Date(j.a.today)
 	c.pieces = append(c.pieces,
 		agent.Piece{Name: "input_sanitising", Model: onMessages(framer.Frame)},
-		agent.Piece{Name: "remote_result_sanitising", AfterTool: defuseRemote},
+		guard.RemoteResults(),
 		agent.Piece{Name: "date_context", Model: onMessages(func(m []model.Message) []model.Message { return prompt.WithReminder(m, date) })},
 		agent.Piece{Name: "system_coalescing", Model: onMessages(prompt.Coalesce)},
 	)
@@ -40,23 +40,6 @@ func onMessages(change func([]model.Message) []model.Message) agent.ModelMiddlew
 			return next(ctx, req, onDelta)
 		}
 	}
-}
-
-// defuseRemote defuses the results of tools whose text comes from outside: strangers
-// must not speak with the framework's voice. It comes after all that wraps the tools,
-// because a cut may make a tag of what was none. Files of the workspace are shown as
-// they are, or no edit of them could be exact.
-func defuseRemote(call model.ToolCall, res tool.Result) tool.Result {
-	if remote(call.Name) {
-		res.Text = prompt.Defuse(res.Text)
-	}
-	return res
-}
-
-// remote reports whether a tool brings text from outside: pages, and whatever the
-// tools of other servers (SERVER__TOOL) say.
-func remote(name string) bool {
-	return strings.HasPrefix(name, "web_") || strings.Contains(name, "__")
 }
 
 // answer is the last answer as the task's outcome depends on it. Whoever reads a report

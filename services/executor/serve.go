@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/herdgate/herdgate/internal/config"
+	"github.com/herdgate/herdgate/internal/mcp"
 	"github.com/herdgate/herdgate/internal/model/configured"
 	"github.com/herdgate/herdgate/internal/process"
 	"github.com/herdgate/herdgate/internal/provision"
@@ -61,6 +62,8 @@ func Serve(ctx context.Context, env *process.Env) error {
 		}
 		defer workspaces.Close()
 	}
+	external := mcp.New(mcp.Config{Servers: env.Config.MCP.Servers, OutputMaxChars: env.Config.Workspace.ToolOutputMaxChars, Log: p.Log})
+	defer external.Close()
 	// A zero Config takes the default; a configured 0 hands back at once.
 	drain := max(time.Duration(env.Config.Executor.DrainTimeoutSeconds)*time.Second, time.Nanosecond)
 	svc, err := New(Config{
@@ -71,7 +74,7 @@ func Serve(ctx context.Context, env *process.Env) error {
 		Tools: func(req contract.TaskRequest) ([]tool.Tool, func(), error) {
 			return openIn(req, tool.ThreadDir(root, req.Tenant, req.ThreadID))
 		},
-		Workspaces: workspaces, ToolsIn: openIn, Skills: env.Skills(p.Log),
+		Workspaces: workspaces, ToolsIn: openIn, Skills: env.Skills(p.Log), MCP: external,
 	})
 	if err != nil {
 		return err

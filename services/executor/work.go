@@ -9,6 +9,7 @@ import (
 
 	"github.com/herdgate/herdgate/internal/agent"
 	"github.com/herdgate/herdgate/internal/event"
+	"github.com/herdgate/herdgate/internal/external"
 	"github.com/herdgate/herdgate/internal/model"
 	"github.com/herdgate/herdgate/internal/outcome"
 	"github.com/herdgate/herdgate/internal/sandbox"
@@ -28,8 +29,10 @@ type job struct {
 	tools []tool.Tool
 	// skills are those that the task is shown.
 	skills *skill.Session
-	files  *workspace.Copy // nil when they need no keeping
-	done   func()
+	// external is what it has of MCP servers.
+	external *external.Offer
+	files    *workspace.Copy // nil when they need no keeping
+	done     func()
 }
 
 // begin does what comes before the first model call, up to the started event.
@@ -76,7 +79,9 @@ func (a *attempt) begin(ctx context.Context) (*job, outcome.End, error) {
 			j.close()
 		}
 	}()
-	j.tools = a.allowed(tools)
+	if err := j.openExternal(ctx, tools); err != nil {
+		return nil, outcome.End{}, err
+	}
 	// The run clock starts with the slot, not with the request (ADM-17).
 	j.ctx, j.stop = context.WithTimeoutCause(ctx, time.Duration(req.Subagent.TimeoutSeconds)*time.Second, errTimeout)
 	a.turn.await(j.ctx)

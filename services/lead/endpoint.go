@@ -49,6 +49,8 @@ type TaskSubmit struct {
 	Tenant   contract.Tenant `json:"tenant,omitempty"`
 	UserID   string          `json:"user_id,omitempty"`
 	UserRole string          `json:"user_role,omitempty"`
+	// Attributes are what rules of authorisation go by.
+	Attributes map[string]string `json:"authz_attributes,omitempty"`
 }
 
 // TaskCall is the request of the endpoints task.get and task.cancel.
@@ -342,7 +344,7 @@ func (e *endpoint) request(in TaskSubmit) (contract.TaskRequest, error) {
 		ContractVersion: contract.Version,
 		TaskID:          contract.TaskID(id("t_")), RunID: contract.RunID(id("r_")), ThreadID: thread, Tenant: in.Tenant,
 		Subagent: def, Description: description, Prompt: in.Prompt, AcceptanceCriteria: in.AcceptanceCriteria, ParentModel: e.model,
-		Identity:  contract.Identity{UserID: in.UserID, UserRole: in.UserRole, IsSubagent: true},
+		Identity:  contract.Identity{UserID: in.UserID, UserRole: in.UserRole, Attributes: in.Attributes, IsSubagent: true},
 		CreatedAt: e.now().UTC(),
 	}, nil
 }

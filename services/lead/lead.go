@@ -24,10 +24,13 @@ import (
 	"go.opentelemetry.io/otel/trace"
 	"go.opentelemetry.io/otel/trace/noop"
 
+	"github.com/herdgate/herdgate/internal/agent"
 	"github.com/herdgate/herdgate/internal/agentstore"
 	"github.com/herdgate/herdgate/internal/bus"
 	"github.com/herdgate/herdgate/internal/config"
+	"github.com/herdgate/herdgate/internal/deferral"
 	"github.com/herdgate/herdgate/internal/guard"
+	"github.com/herdgate/herdgate/internal/mcp"
 	"github.com/herdgate/herdgate/internal/model"
 	"github.com/herdgate/herdgate/internal/rungroup"
 	"github.com/herdgate/herdgate/internal/skill"
@@ -110,6 +113,8 @@ type Deps struct {
 	Workspaces *workspace.Store
 	// Skills reads the skills of users.
 	Skills skill.Loader
+	// MCP, when set, has the external tools.
+	MCP *mcp.Manager
 
 	Log            zerolog.Logger
 	TracerProvider trace.TracerProvider
@@ -146,6 +151,9 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	}
 	if deps.Bus == nil || deps.Models == nil || deps.Subagents == nil && deps.Catalogue == nil {
 		return nil, errors.New("lead: bus, models and subagents must be given")
+	}
+	if err := deferral.CheckOrder(agent.Order); err != nil { // DEFER-07
+		return nil, fmt.Errorf("lead: %w", err)
 	}
 	if deps.Now == nil {
 		deps.Now = time.Now
@@ -185,7 +193,7 @@ func New(cfg Config, deps Deps) (*Service, error) {
 		SubagentsEnabled: cfg.SubagentsEnabled, MaxConcurrent: cfg.MaxConcurrent, MaxTotal: cfg.MaxTotal, ShellAllowed: cfg.ShellAllowed, Guards: cfg.Guards, Settings: cfg.Settings,
 		LeaseTTL: cfg.RunLeaseTTL, DrainTimeout: cfg.DrainTimeout, MaxActive: cfg.MaxActiveRuns, Retention: cfg.RunRetention,
 	}, run.Deps{
-		Bus: deps.Bus, Models: deps.Models, Catalogue: types, Dispatch: d, Tools: tools(cfg, deps.Workspaces), Skills: deps.Skills,
+		Bus: deps.Bus, Models: deps.Models, Catalogue: types, Dispatch: d, Tools: tools(cfg, deps.Workspaces), Skills: deps.Skills, MCP: deps.MCP,
 		Log: deps.Log, TracerProvider: deps.TracerProvider, Registerer: deps.Registerer, Now: deps.Now,
 	})
 	if err != nil {
@@ -231,6 +239,9 @@ func tools(cfg Config, workspaces *workspace.Store) func(contract.Tenant, contra
 		return tool.Tools(ws, tool.Options{OutputMaxChars: cfg.ToolOutputMaxChars}), func() { _ = ws.Close() }, nil
 	}
 }
+
+// errNotLoaded is the state of a lead until it knows the types that are stored.
+var errNotLoaded = errors.New("starting: the stored sub-agent definitions have not been read yet")
 
 // typesLoaded waits until the types that are stored are known.
 func (s *Service) typesLoaded(ctx context.Context) {
@@ -286,6 +297,11 @@ func (s *Service) Run(ctx context.Context) error {
 			select {
 			case <-s.http.Ready():
 			case <-ctx.Done():
+			}
+			select {
+			case <-loaded:
+			default:
+				s.deps.Ready(CheckName, errNotLoaded)
 			}
 			select {
 			case <-loaded:

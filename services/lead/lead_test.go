@@ -182,7 +182,7 @@ func TestTaskEndpoints(t *testing.T) {
 	t.Parallel()
 	r := start(t)
 	var acc wire.TaskAccepted
-	if code := r.ask("submit", `{"subagent_type":"general-purpose","prompt":"look\nhard","tenant":"acme","user_id":"u"}`, &acc); code != "" {
+	if code := r.ask("submit", `{"subagent_type":"general-purpose","prompt":"look\nhard","tenant":"acme","user_id":"u","user_role":"member","authz_attributes":{"team":"blue"}}`, &acc); code != "" {
 		t.Fatalf("submit: %s", code)
 	}
 	m, err := r.conn.Last(t.Context(), r.conn.Names.WorkStream(), r.conn.Names.TaskRequest("acme", acc.TaskID))
@@ -190,8 +190,11 @@ func TestTaskEndpoints(t *testing.T) {
 		t.Fatal(err)
 	}
 	req, err := contract.DecodeTaskRequest(m.Data)
-	if err != nil || req.Description != "look" || req.Identity.UserID != "u" || !req.Identity.IsSubagent || req.ParentModel != "main" {
+	if err != nil || req.Description != "look" || !req.Identity.IsSubagent || req.ParentModel != "main" {
 		t.Errorf("request = %+v, %v", req, err)
+	}
+	if id := req.Identity; id.UserID != "u" || id.UserRole != "member" || id.Attributes["team"] != "blue" { // CTX-06
+		t.Errorf("identity = %+v, want that of the request", id)
 	}
 	call := func(tenant string) string {
 		return `{"tenant":"` + tenant + `","task_id":"` + string(acc.TaskID) + `"}`

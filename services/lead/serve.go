@@ -13,6 +13,7 @@ import (
 	"github.com/herdgate/herdgate/internal/agentstore"
 	"github.com/herdgate/herdgate/internal/config"
 	"github.com/herdgate/herdgate/internal/guard"
+	"github.com/herdgate/herdgate/internal/mcp"
 	"github.com/herdgate/herdgate/internal/model/configured"
 	"github.com/herdgate/herdgate/internal/process"
 	"github.com/herdgate/herdgate/internal/provision"
@@ -83,8 +84,10 @@ func Serve(ctx context.Context, env *process.Env) error {
 		}
 		defer workspaces.Close()
 	}
+	external := mcp.New(mcp.Config{Servers: env.Config.MCP.Servers, OutputMaxChars: env.Config.Workspace.ToolOutputMaxChars, Log: p.Log})
+	defer external.Close()
 	svc, err := New(cfg, Deps{
-		Workspaces: workspaces, Skills: env.Skills(p.Log),
+		Workspaces: workspaces, Skills: env.Skills(p.Log), MCP: external,
 		Bus: p.Bus, Models: models, Catalogue: catalogue, AgentStore: store, AgentFiles: files, FilesInterval: filesInterval, Log: p.Log, TracerProvider: p.Tel.TracerProvider(),
 		Registerer: env.Metrics.Registerer(), Probes: env.Metrics.Handler(), Door: door, Ready: p.Ready, Ask: p.Metrics.Probes.Ask,
 	})
@@ -110,8 +113,11 @@ func Serve(ctx context.Context, env *process.Env) error {
 
 // agentStore opens where managed definitions are kept.
 func agentStore(env *process.Env, p *process.Service) (agentstore.Store, error) {
-	if env.Config.AgentStorage.Backend == config.StorageFile {
+	switch env.Config.AgentStorage.Backend {
+	case config.StorageFile:
 		return agentstore.NewFile(env.DataDir, p.Log)
+	case config.StorageSQL: // the event sink has the database
+		return agentstore.NewSink(p.Bus, p.Log), nil
 	}
 	return agentstore.NewNATS(p.Bus, p.Log), nil
 }
@@ -119,9 +125,6 @@ func agentStore(env *process.Env, p *process.Service) (agentstore.Store, error) 
 // configOf takes what a lead needs out of the whole configuration.
 func configOf(env *process.Env) (Config, error) {
 	c := env.Config
-	if c.AgentStorage.Backend == config.StorageSQL {
-		return Config{}, fmt.Errorf("agent_storage.backend is %s, which this version does not have; want %s or %s", config.StorageSQL, config.StorageNATS, config.StorageFile)
-	}
 	role, err := readPrompt(c.Lead.SystemPromptFile)
 	if err != nil {
 		return Config{}, err

@@ -14,7 +14,6 @@ import (
 
 	"github.com/herdgate/herdgate/internal/bus"
 	"github.com/herdgate/herdgate/internal/client/wire"
-	"github.com/herdgate/herdgate/internal/config"
 	"github.com/herdgate/herdgate/internal/natstest"
 	"github.com/herdgate/herdgate/internal/process"
 	"github.com/herdgate/herdgate/internal/provision"
@@ -202,17 +201,5 @@ func TestDrainTimeout(t *testing.T) {
 		if d := cfg.DrainTimeout; d <= 0 || d > most || seconds > 0 && d != most {
 			t.Errorf("%d s: %v, want at most %v and more than 0, which would be the default", seconds, d, most)
 		}
-	}
-}
-
-// A store that this version does not have is refused at once: to keep definitions
-// elsewhere than configured would lose them for whoever looks there.
-func TestLeadRefusesAnUnknownAgentStore(t *testing.T) {
-	t.Parallel()
-	cfg := config.Default()
-	cfg.AgentStorage.Backend = config.StorageSQL
-	err := Serve(t.Context(), &process.Env{Config: cfg})
-	if err == nil || !strings.Contains(err.Error(), "agent_storage.backend is sql") {
-		t.Errorf("Serve = %v", err)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/herdgate/herdgate/internal/admissionapi"
+	"github.com/herdgate/herdgate/internal/agentapi"
 	"github.com/herdgate/herdgate/internal/bus"
 	"github.com/herdgate/herdgate/internal/endpoint"
 	"github.com/herdgate/herdgate/internal/eventapi"
@@ -85,9 +86,12 @@ func channels() []channel {
 		service("taskCancel", n.Service("task", "cancel"), "Asks for the end of a task, durably.", "problem"),
 		service("eventsList", eventapi.Subject(n), "Lists stored events. A refusal has the field error."),
 		service("admissionStatus", admissionapi.Subject(n), "State of the gate; with task_id the place of a waiting task. Only the leader answers."),
+		service("agentsList", agentapi.ListSubject(n), "Lists managed sub-agent definitions that a database keeps. Between leads and the event sink; not for others. A refusal has the field error."),
+		service("agentsPut", agentapi.PutSubject(n), "Stores such a definition, durably. Between leads and the event sink."),
+		service("agentsDelete", agentapi.DeleteSubject(n), "Removes such a definition. Between leads and the event sink."),
 	}
 	for _, c := range list {
-		if c.replies != nil && c.id != "admissionStatus" {
+		if c.replies != nil && c.id != "admissionStatus" && !strings.HasPrefix(c.id, "agents") {
 			c.id, c.address = c.id+"Bound", endpoint.Bound(c.address, "{tenant}")
 			c.description = "The same for one tenant alone, so that permissions can bind a caller to it."
 			list = append(list, c)

@@ -10,6 +10,7 @@ import (
 	"reflect"
 
 	"github.com/herdgate/herdgate/internal/admissionapi"
+	"github.com/herdgate/herdgate/internal/agentapi"
 	"github.com/herdgate/herdgate/internal/client/wire"
 	"github.com/herdgate/herdgate/internal/event"
 	"github.com/herdgate/herdgate/internal/eventapi"
@@ -97,6 +98,12 @@ func Messages() []Message {
 		{Name: "events.list.response", Title: "Answer of events.list", Direction: Written, Type: of[eventapi.ListResponse]()},
 		{Name: "admission.status.request", Title: "Request of admission.status", Direction: Taken, Type: of[admissionapi.StatusRequest]()},
 		{Name: "admission.status.response", Title: "Answer of admission.status", Direction: Written, Type: of[admissionapi.Status]()},
+		{Name: "agents.list.request", Title: "Request of agents.list", Direction: Taken, Type: of[agentapi.AgentsRequest]()},
+		{Name: "agents.list.response", Title: "Answer of agents.list", Direction: Written, Type: of[agentapi.AgentsPage]()},
+		{Name: "agents.put.request", Title: "Request of agents.put", Direction: Taken, Type: of[agentapi.AgentPut]()},
+		{Name: "agents.put.response", Title: "Answer of agents.put", Direction: Written, Type: of[agentapi.AgentChanged]()},
+		{Name: "agents.delete.request", Title: "Request of agents.delete", Direction: Taken, Type: of[agentapi.AgentDelete]()},
+		{Name: "agents.delete.response", Title: "Answer of agents.delete", Direction: Written, Type: of[agentapi.AgentChanged]()},
 		{Name: "problem", Title: "Refusal of task.submit, task.get and task.cancel", Direction: Written, Type: of[wire.Problem]()},
 	}
 	for _, t := range contract.EventTypes() {
@@ -137,6 +144,7 @@ func rules() map[string]rule {
 	name := rule{maxLength: maxName}
 	description := rule{maxLength: contract.MaxDescriptionChars}
 	step := rule{maxLength: contract.MaxStepChars}
+	agent := rule{pattern: agentapi.NamePattern}
 	citations := rule{never: true, maxItems: contract.MaxVerdictEntries, items: &rule{pattern: citation}}
 	return map[string]rule{
 		// Who writes a request may leave out what has a meaning when it is not there.
@@ -211,6 +219,17 @@ func rules() map[string]rule {
 		"ListRequest.wait_ms":              {maximum: eventapi.MaxWait.Milliseconds()},
 		"ListResponse.events":              {never: true, maxItems: eventapi.MaxLimit},
 		"Error.code":                       {words: []string{eventapi.CodeInvalid, eventapi.CodeUnavailable}, open: true},
+		"AgentsRequest.name":               agent,
+		"AgentsRequest.after_name":         agent,
+		"AgentsPage.agents":                {never: true, maxItems: agentapi.MaxPage},
+		"Agent.name":                       agent,
+		"Agent.revision":                   {minimum: 1},
+		"Agent.definition":                 {object: true},
+		"AgentPut.name":                    agent,
+		"AgentPut.definition":              {object: true},
+		"AgentDelete.name":                 agent,
+		"AgentDelete.expect":               {minimum: 1},
+		"Refusal.code":                     {words: []string{agentapi.CodeInvalid, agentapi.CodeConflict, agentapi.CodeUnavailable}, open: true},
 		"Status.slots":                     {never: true, maxItems: admissionapi.MaxSlots},
 		"TaskSubmit.subagent_type":         {minLength: 1, maxLength: maxName},
 		"TaskSubmit.prompt":                {minLength: 1, maxLength: contract.MaxPromptBytes},

@@ -18,6 +18,7 @@ import (
 	cloudevents "github.com/cloudevents/sdk-go/v2/event"
 	"github.com/santhosh-tekuri/jsonschema/v6"
 
+	"github.com/herdgate/herdgate/internal/agentapi"
 	"github.com/herdgate/herdgate/internal/event"
 	"github.com/herdgate/herdgate/internal/eventapi"
 	"github.com/herdgate/herdgate/pkg/contract"
@@ -386,8 +387,11 @@ func TestRequestsRequireWhatTheirReadersDo(t *testing.T) {
 	t.Parallel()
 	schemas := published(t)
 	for name, read := range map[string]func([]byte) error{
-		"task_request":        func(b []byte) error { _, err := contract.DecodeTaskRequest(b); return err },
-		"events.list.request": func(b []byte) error { _, err := eventapi.DecodeRequest(b); return err },
+		"task_request":          func(b []byte) error { _, err := contract.DecodeTaskRequest(b); return err },
+		"events.list.request":   func(b []byte) error { _, err := eventapi.DecodeRequest(b); return err },
+		"agents.list.request":   func(b []byte) error { _, err := agentapi.Decode[agentapi.AgentsRequest](b); return err },
+		"agents.put.request":    func(b []byte) error { _, err := agentapi.Decode[agentapi.AgentPut](b); return err },
+		"agents.delete.request": func(b []byte) error { _, err := agentapi.Decode[agentapi.AgentDelete](b); return err },
 	} {
 		var s map[string]any
 		if err := json.Unmarshal(schemas[name], &s); err != nil {

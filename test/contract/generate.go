@@ -408,7 +408,7 @@ func orNull(s object, nullable bool) object {
 }
 
 // sources are the folders whose comments describe fields.
-var sources = []string{"pkg/contract", "internal/eventapi", "internal/admissionapi", "internal/client/wire", "services/lead"}
+var sources = []string{"pkg/contract", "internal/eventapi", "internal/admissionapi", "internal/agentapi", "internal/client/wire", "services/lead"}
 
 // readComments returns the comments of types and fields, by "package.Type" and
 // "package.Type.Field".

@@ -10,9 +10,11 @@ import (
 	"time"
 
 	"github.com/herdgate/herdgate/internal/admissionapi"
+	"github.com/herdgate/herdgate/internal/agentapi"
 	"github.com/herdgate/herdgate/internal/client/wire"
 	"github.com/herdgate/herdgate/internal/event"
 	"github.com/herdgate/herdgate/internal/eventapi"
+	"github.com/herdgate/herdgate/internal/subagent"
 	"github.com/herdgate/herdgate/pkg/contract"
 	"github.com/herdgate/herdgate/pkg/envelope"
 	"github.com/herdgate/herdgate/services/lead"
@@ -301,7 +303,7 @@ func others() []pair {
 		}
 	}
 	submitted := wire.TaskRequest{SubagentType: "searcher", Prompt: "Count the tests."}
-	submit := lead.TaskSubmit{TaskRequest: submitted, Tenant: "acme", UserID: "u_1", UserRole: "member"}
+	submit := lead.TaskSubmit{TaskRequest: submitted, Tenant: "acme", UserID: "u_1", UserRole: "member", Attributes: map[string]string{"team": "blue"}}
 	submit.Description, submit.AcceptanceCriteria, submit.ThreadID, submit.Model = "Count tests", []string{"every folder is covered"}, "th_1", "main"
 	submit.TimeoutSeconds = ptr(60)
 	task := wire.TaskOf(goldenRecord(true, contract.StateFailed))
@@ -350,11 +352,32 @@ func others() []pair {
 
 			QueuePosition: ptr(3),
 		}}},
+		{"agents.list.request", [2]any{agentapi.AgentsRequest{}, agentapi.AgentsRequest{Name: "coder", AfterName: "bash", UnlessRevision: 41}}},
+		{"agents.list.response", [2]any{agentapi.AgentsPage{Agents: []agentapi.Agent{}, Revision: 1}, agentapi.AgentsPage{
+			Agents: []agentapi.Agent{{Name: "coder", Revision: 42, Definition: goldenAgent()}}, Revision: 43, HasMore: true, Unchanged: true,
+			Error: &agentapi.Refusal{Code: agentapi.CodeUnavailable, Message: "the event sink is stopping"},
+		}}},
+		{"agents.put.request", [2]any{agentapi.AgentPut{Name: "coder", Definition: goldenAgent()}, agentapi.AgentPut{Name: "coder", Definition: goldenAgent(), Expect: 42}}},
+		{"agents.put.response", [2]any{agentapi.AgentChanged{Revision: 43}, agentapi.AgentChanged{Error: &agentapi.Refusal{Code: agentapi.CodeConflict, Message: "it has changed"}}}},
+		{"agents.delete.request", [2]any{agentapi.AgentDelete{Name: "coder", Expect: 42}, agentapi.AgentDelete{Name: "coder", Expect: 43}}},
+		{"agents.delete.response", [2]any{agentapi.AgentChanged{Revision: 44}, agentapi.AgentChanged{Error: &agentapi.Refusal{Code: agentapi.CodeInvalid, Message: "expect is missing"}}}},
 		{"problem", [2]any{wire.Problem{Title: "Not Found", Status: 404, Code: wire.CodeNotFound}, wire.Problem{
 			Type: "about:blank", Title: "Conflict", Status: 409, Code: wire.CodeAlreadyFinished, Detail: "task t_1 has ended", FinishedStatus: "completed",
 			Errors: []wire.ProblemFault{{Message: "too late"}, {Location: "body.task_id", Message: "has ended"}},
 		}}},
 	}
+}
+
+func goldenAgent() json.RawMessage {
+	m, err := subagent.Managed{Name: "coder", Description: "Writes code.", SystemPrompt: "You write code.", Tools: []string{"read_file"}, Pool: "gpu", Enabled: true}.Normalize()
+	if err != nil {
+		panic(err)
+	}
+	b, err := json.Marshal(m)
+	if err != nil {
+		panic(err)
+	}
+	return b
 }
 
 // File is the golden as it is kept: easy to read, and the same message.

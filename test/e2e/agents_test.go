@@ -31,15 +31,25 @@ default: { turns: [{ text: "nothing to do" }] }
 
 // REG-01, REG-06, REG-07, REG-08, REG-13 to REG-15: a definition that is applied at
 // one lead is delegated to through another one that runs already; the caller's
-// policy, switching off, a file of the same name and deletion count there as well.
+// policy, switching off, a file of the same name and deletion count there as well. So
+// it is where the definitions lie in the event sink's database.
 func TestManagedAgents(t *testing.T) {
 	t.Parallel()
-	f := NewFleet(t, scouting, quick, "subagents: { paths: [agents] }")
+	for _, backend := range []string{"nats", "sql"} {
+		t.Run(backend, func(t *testing.T) {
+			t.Parallel()
+			managedAgents(t, backend)
+		})
+	}
+}
+
+func managedAgents(t *testing.T, backend string) {
+	f := NewFleet(t, scouting, quick, "subagents: { paths: [agents] }", "agent_storage: { backend: "+backend+" }")
 	agents := filepath.Join(f.dir, "agents")
 	if err := os.Mkdir(agents, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	f.All()
+	_, _, _, sink := f.All()
 	addr := fmt.Sprintf("127.0.0.1:%d", freePort(t))
 	f.service("lead", "--http-addr", addr, "--name", "lead-2")
 	other, err := client.New("http://"+addr, "", nil)
@@ -124,4 +134,37 @@ func TestManagedAgents(t *testing.T) {
 	if out, err := f.run("agents", "delete", "scout", "--server", "http://"+f.addr); err == nil || !strings.Contains(out, "agents list") {
 		t.Errorf("deleted twice: %v %s", err, out)
 	}
+	if backend == "sql" {
+		f.agentsWithoutASink(sink, other, cli)
+	}
+}
+
+// agentsWithoutASink kills the sink. What is stored stays in force in every lead that
+// has read it, changes are refused as unavailable, a lead that has read nothing is not
+// ready, and with a new sink all goes on by itself.
+func (f *Fleet) agentsWithoutASink(sink *Proc, other *client.Client, cli func(words string, args ...string)) {
+	t := f.t
+	cli("other managed in force", "list")
+	sink.Kill()
+	file := f.write("third.yaml", "name: third\ndescription: d\nsystem_prompt: p\n")
+	if out, err := f.run("agents", "apply", "-f", file, "--server", "http://"+f.addr); err == nil || !strings.Contains(out, "no event sink answers") {
+		t.Errorf("applied without a sink: %v %s", err, out)
+	}
+	probes := fmt.Sprintf("127.0.0.1:%d", freePort(t))
+	f.service("lead", "--http-addr", probes, "--name", "lead-3")
+	readyz(t, probes, http.StatusServiceUnavailable, "sub-agent definitions have not been read yet")
+	cli("other managed in force", "list")
+	if task, err := other.SubmitTask(deadline(t), wire.TaskRequest{SubagentType: "other", Prompt: "look"}); err != nil {
+		t.Errorf("a task for what was read before: %+v, %v", task, err)
+	}
+	f.service("eventsink", "--name", "eventsink-2")
+	readyz(t, probes, http.StatusOK, "")
+	eventually(t, func() (bool, string) {
+		out, err := f.run("agents", "apply", "-f", file, "--server", "http://"+f.addr)
+		return err == nil && strings.Contains(out, "third created"), fmt.Sprintf("with a new sink: %v %s", err, out)
+	})
+	eventually(t, func() (bool, string) {
+		_, err := other.SubmitTask(deadline(t), wire.TaskRequest{SubagentType: "third", Prompt: "look"})
+		return err == nil, fmt.Sprint("a task for a new one at the other lead: ", err)
+	})
 }

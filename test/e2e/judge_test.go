@@ -111,6 +111,8 @@ type Question struct {
 	// answered before, Nth counts the questions with the same task and turn from 1.
 	Task      string
 	Turn, Nth int
+	// Body is the request itself.
+	Body []byte
 }
 
 // NewBrain serves answer, which writes the response.
@@ -132,7 +134,7 @@ func NewBrain(t *testing.T, answer func(q Question, w http.ResponseWriter, r *ht
 			http.Error(w, err.Error(), http.StatusBadRequest)
 			return
 		}
-		var q Question
+		q := Question{Body: body}
 		for _, m := range req.Messages {
 			switch {
 			case m.Role == "assistant":

@@ -263,7 +263,7 @@ func TestEndpoints(t *testing.T) {
 	t.Parallel()
 	s := New(t, Options{})
 	s.Whole()
-	want := map[string]bool{"task.submit": true, "task.get": true, "task.cancel": true, "events.list": true, "admission.status": true}
+	want := map[string]bool{"task.submit": true, "task.get": true, "task.cancel": true, "events.list": true, "admission.status": true, "agents.list": true, "agents.put": true, "agents.delete": true}
 	natstest.Eventually(t, Timeout, func() (bool, string) {
 		found := map[string]bool{}
 		for _, info := range services(t, s) {
@@ -287,7 +287,7 @@ func TestEndpoints(t *testing.T) {
 				}
 			}
 		}
-		return len(found) == 9, fmt.Sprint("found ", found) // one of them has no tenant
+		return len(found) == 12, fmt.Sprint("found ", found) // the gate and the definitions have no tenant
 	})
 	acme := Request("for acme")
 	acme.Tenant = "acme"

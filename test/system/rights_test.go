@@ -18,6 +18,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/rs/zerolog"
 
+	"github.com/herdgate/herdgate/internal/agentstore"
 	"github.com/herdgate/herdgate/internal/bus"
 	"github.com/herdgate/herdgate/internal/client"
 	"github.com/herdgate/herdgate/internal/client/wire"
@@ -27,6 +28,7 @@ import (
 	"github.com/herdgate/herdgate/internal/model"
 	"github.com/herdgate/herdgate/internal/natstest"
 	"github.com/herdgate/herdgate/internal/provision"
+	"github.com/herdgate/herdgate/internal/subagent"
 	"github.com/herdgate/herdgate/pkg/contract"
 	"github.com/herdgate/herdgate/services/eventsink"
 	"github.com/herdgate/herdgate/services/eventsink/sqlite"
@@ -192,6 +194,9 @@ var notOurs = map[string]string{
 	"another tenant's task":        "hg.v1.svc.task.submit.rival",
 	"a task without a tenant":      "hg.v1.svc.task.submit",
 	"the gate":                     "hg.v1.svc.admission.status",
+	"the stored sub-agents":        "hg.v1.svc.agents.list",
+	"a sub-agent":                  "hg.v1.svc.agents.put",
+	"the end of a sub-agent":       "hg.v1.svc.agents.delete",
 	"an event":                     "hg.v1.event.acme.th.r.t.task_failed",
 	"a request":                    "hg.v1.task.request.acme.t_1",
 	"a grant":                      "hg.v1.task.grant.default.t_1",
@@ -552,6 +557,28 @@ func TestServicesUnderTheirRights(t *testing.T) {
 		return err == nil, fmt.Sprint("no dead letter: ", err)
 	})
 
+	// What a lead does whose definitions lie in the sink's database, and what both say.
+	notices, err := s.Bus.NC.SubscribeSync("hg.v1.svc.agents.changed")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Bus.NC.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	agents := agentstore.NewSink(s.connect("lead-2"), zerolog.Nop())
+	def, err := agents.Create(ctx, subagent.Managed{Name: "coder", Description: "d", SystemPrompt: "p"})
+	if err == nil {
+		_, err = agents.Delete(ctx, "coder", def.Revision)
+	}
+	if err != nil {
+		t.Errorf("sub-agent definitions: %v", err)
+	}
+	for range 2 {
+		if _, err := notices.NextMsgWithContext(ctx); err != nil {
+			t.Errorf("no notice of a change: %v", err)
+		}
+	}
+
 	r := &rights{t: t, srv: s.Server, admin: s.Bus}
 	for who, what := range map[string]map[string]string{
 		"lead": {
@@ -563,7 +590,7 @@ func TestServicesUnderTheirRights(t *testing.T) {
 			"the leader's key": "$KV.HG_TASKS.leader", "the limits": "$KV.HG_TASKS.limits", "a cancellation": "$KV.HG_TASKS.cancel.t_1", "a request": "hg.v1.task.request.default.t_1",
 			"a grant": "hg.v1.task.grant.default.t_1", "a run": "$KV.HG_RUNS.run.r_1", "the end of a request": "$JS.API.STREAM.MSG.DELETE.HG_WORK",
 		},
-		"eventsink": {"an event": "hg.v1.event.a.th.r.t.task_failed", "a record": "$KV.HG_TASKS.task.t_1", "a request": "hg.v1.task.request.default.t_1", "a consumer": "$JS.API.CONSUMER.CREATE.HG_EVENTS.mine"},
+		"eventsink": {"a sub-agent": "hg.v1.svc.agents.put", "an event": "hg.v1.event.a.th.r.t.task_failed", "a record": "$KV.HG_TASKS.task.t_1", "a request": "hg.v1.task.request.default.t_1", "a consumer": "$JS.API.CONSUMER.CREATE.HG_EVENTS.mine"},
 	} {
 		r.user(who, "_INBOX").wantRefused(what, nil)
 	}

@@ -375,8 +375,8 @@ func TestLimitsOfACaller(t *testing.T) {
 	}
 }
 
-// CAP-17: only a run's own delegations count against its limit; tasks that come
-// another way, in the same thread, neither use nor widen it.
+// CAP-17, LEDGER-13: only a run's own delegations are in its ledger and count against its
+// limit; tasks that come another way, in the same thread, neither use nor widen it.
 func TestOtherTasksDoNotCount(t *testing.T) {
 	t.Parallel()
 	s := New(t, Options{Model: Delegator{}})
@@ -395,5 +395,10 @@ func TestOtherTasksDoNotCount(t *testing.T) {
 	}
 	if len(run.Delegations) != 2 {
 		t.Errorf("%d delegations, want the 2 that the run may make", len(run.Delegations))
+	}
+	for _, d := range run.Delegations {
+		if d.RunID != run.RunID || strings.HasPrefix(d.Description, "other") {
+			t.Errorf("the ledger has a task that is not the run's: %+v", d)
+		}
 	}
 }

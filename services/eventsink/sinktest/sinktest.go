@@ -59,6 +59,8 @@ func Run(t *testing.T, fresh func(t *testing.T) Backend) {
 	test("ReadWhileWriting", readWhileWriting)
 	test("Advance", advance)
 	test("Prune", prune)
+	test("Agents", agents)
+	test("AgentsWhileWriting", agentsWhileWriting)
 }
 
 // EVT-10, EVT-20: what was structured comes back structured, the same to the
@@ -384,6 +386,125 @@ func prune(t *testing.T, ctx context.Context, b Backend) {
 	mustAppend(t, ctx, s, 20, 1, again)
 	check(noon.Add(2*time.Hour), 100, 11, 20, nil)
 	wantCursor(t, ctx, s, 20)
+}
+
+// Definitions come in the order of the bytes of their names, in pages, and stay; every
+// change raises the revision, also that of a store that was closed meanwhile.
+func agents(t *testing.T, ctx context.Context, b Backend) {
+	s := b.Open(t)
+	var last uint64
+	done := func(what string, revision uint64, err error) {
+		t.Helper()
+		if err != nil || revision <= last {
+			t.Fatalf("%s = %d, %v, want above %d", what, revision, err, last)
+		}
+		last = revision
+	}
+	list := func(q eventsink.AgentQuery, more bool, want ...string) {
+		t.Helper()
+		l, err := s.Agents(ctx, q)
+		var got []string
+		for _, a := range l.Agents {
+			got = append(got, a.Name+string(a.Definition))
+		}
+		if err != nil || !reflect.DeepEqual(got, want) || l.More != more || l.Revision < last {
+			t.Errorf("Agents(%+v) = %q, more %v, at %d, %v; want %q, %v, %d", q, got, l.More, l.Revision, err, want, more, last)
+		}
+	}
+	empty, err := s.Agents(ctx, eventsink.AgentQuery{Limit: 9})
+	done("revision of an empty store", empty.Revision, err)
+	list(eventsink.AgentQuery{Limit: 9}, false)
+	var first uint64
+	for _, name := range []string{"b", "a1", "a-2"} {
+		revision, err := s.PutAgent(ctx, name, []byte(`{"n" : 1.50}`), 0)
+		done("PutAgent", revision, err)
+		first = max(first, revision)
+	}
+	list(eventsink.AgentQuery{Limit: 3}, false, `a-2{"n" : 1.50}`, `a1{"n" : 1.50}`, `b{"n" : 1.50}`)
+	list(eventsink.AgentQuery{Limit: 2}, true, `a-2{"n" : 1.50}`, `a1{"n" : 1.50}`)
+	list(eventsink.AgentQuery{Limit: 9, MaxBytes: 5}, true, `a-2{"n" : 1.50}`)
+	list(eventsink.AgentQuery{Limit: 9, AfterName: "a1"}, false, `b{"n" : 1.50}`)
+	list(eventsink.AgentQuery{Limit: 9, AfterName: "b"}, false)
+	list(eventsink.AgentQuery{Limit: 9, Name: "a1"}, false, `a1{"n" : 1.50}`)
+	list(eventsink.AgentQuery{Limit: 9, Name: "x"}, false)
+	stale := func(what string, _ uint64, err error) {
+		t.Helper()
+		if !errors.Is(err, eventsink.ErrStale) {
+			t.Errorf("%s: %v, want ErrStale", what, err)
+		}
+	}
+	put := func(name string, expect uint64) (string, uint64, error) {
+		n, err := s.PutAgent(ctx, name, []byte(`{}`), expect)
+		return fmt.Sprintf("PutAgent(%s, %d)", name, expect), n, err
+	}
+	stale(put("a-2", 0))
+	stale(put("a-2", first-1))
+	stale(put("a-2", 1<<63))
+	stale(put("x", first))
+	n, err := s.DeleteAgent(ctx, "a-2", first-1)
+	stale("DeleteAgent", n, err)
+	n, err = s.DeleteAgent(ctx, "a-2", 1<<63+first)
+	stale("DeleteAgent", n, err)
+	if _, err := s.PutAgent(ctx, "y", []byte(`{"n":`), 0); !errors.Is(err, eventsink.ErrRejected) {
+		t.Errorf("PutAgent of no JSON: %v, want ErrRejected", err)
+	}
+	n, err = s.DeleteAgent(ctx, "a-2", first)
+	done("DeleteAgent", n, err)
+	list(eventsink.AgentQuery{Limit: 9}, false, `a1{"n" : 1.50}`, `b{"n" : 1.50}`)
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	s = b.Open(t)
+	list(eventsink.AgentQuery{Limit: 9}, false, `a1{"n" : 1.50}`, `b{"n" : 1.50}`)
+	done(put("a-2", 0))
+}
+
+// Who has seen a revision has seen everything up to it: the newest definition has the
+// store's revision, whenever one looks.
+func agentsWhileWriting(t *testing.T, ctx context.Context, b Backend) {
+	s := b.Open(t)
+	const writersOfAgents, agentsOfEach = 4, 6
+	var writers, reader sync.WaitGroup
+	written := make(chan struct{})
+	reader.Go(func() {
+		for last := false; !last; {
+			select {
+			case <-written:
+				last = true
+			default:
+			}
+			l, err := s.Agents(ctx, eventsink.AgentQuery{Limit: 200})
+			if err != nil {
+				t.Errorf("Agents beside writers: %v", err)
+				return
+			}
+			newest := uint64(0)
+			for _, a := range l.Agents {
+				newest = max(newest, a.Revision)
+			}
+			if len(l.Agents) > 0 && newest != l.Revision || last && len(l.Agents) != writersOfAgents*agentsOfEach {
+				t.Errorf("%d definitions up to %d at revision %d", len(l.Agents), newest, l.Revision)
+				return
+			}
+		}
+	})
+	for i := range writersOfAgents {
+		writers.Go(func() {
+			for j := range agentsOfEach {
+				name := fmt.Sprintf("w-%d-%d", i, j)
+				n, err := s.PutAgent(ctx, name, []byte(`{}`), 0)
+				if err == nil {
+					_, err = s.PutAgent(ctx, name, []byte(`{"again":1}`), n)
+				}
+				if err != nil {
+					t.Errorf("PutAgent: %v", err)
+				}
+			}
+		})
+	}
+	writers.Wait()
+	close(written)
+	reader.Wait()
 }
 
 // EVT-18: readers see whole batches in order while a writer writes.

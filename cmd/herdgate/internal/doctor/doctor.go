@@ -93,6 +93,7 @@ func Examine(ctx context.Context, p Patient) Report {
 	d.skills()
 	d.eventStore(ctx)
 	d.models(ctx)
+	d.mcp(ctx)
 	d.sandbox()
 	d.tracing(ctx)
 	d.lead(ctx)

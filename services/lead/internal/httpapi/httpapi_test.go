@@ -26,6 +26,7 @@ import (
 	"github.com/herdgate/herdgate/internal/bus"
 	"github.com/herdgate/herdgate/internal/client"
 	"github.com/herdgate/herdgate/internal/client/wire"
+	"github.com/herdgate/herdgate/internal/mcpserver"
 	"github.com/herdgate/herdgate/internal/natstest"
 	"github.com/herdgate/herdgate/internal/subagent"
 	"github.com/herdgate/herdgate/internal/telemetry"
@@ -495,6 +496,9 @@ func TestQueueFull(t *testing.T) {
 	if _, err := c.SubmitTask(t.Context(), wire.TaskRequest{SubagentType: "general-purpose", Prompt: "x"}); !errors.As(err, &e) || e.Status != 429 || e.Code != wire.CodeQueueFull || e.RetryAfter <= 0 {
 		t.Errorf("task 68 = %v, want 429 queue_full with Retry-After", err)
 	}
+	if a := r.answer(callTool(t.Context(), r.mcp("", "", nil), mcpserver.ToolTask, generalTask, nil)); a.err != nil || !a.res.IsError || a.res.Meta[mcpserver.CodeMeta] != wire.CodeQueueFull {
+		t.Errorf("over MCP = %v %q, want queue_full", a.err, a.text())
+	}
 }
 
 func TestAdmission(t *testing.T) {
@@ -718,7 +722,7 @@ func TestOpenAPI(t *testing.T) {
 	for path, methods := range map[string][]string{
 		"/v1/runs": {"get", "post"}, "/v1/runs/{run_id}": {"get"}, "/v1/runs/{run_id}/cancel": {"post"},
 		"/v1/tasks": {"get", "post"}, "/v1/tasks/{task_id}": {"get"}, "/v1/tasks/{task_id}/cancel": {"post"},
-		"/v1/events": {"get"}, "/v1/admission": {"get"}, "/v1/subagents": {"get"},
+		"/v1/events": {"get"}, "/v1/admission": {"get"}, "/v1/subagents": {"get"}, "/mcp": {"post"},
 	} {
 		for _, m := range methods {
 			if doc.Paths[path][m] == nil {

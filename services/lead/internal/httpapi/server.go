@@ -50,6 +50,8 @@ type Config struct {
 	BodyTimeout time.Duration
 	// MaxStreams bounds the open event streams; default 1000.
 	MaxStreams int
+	// MaxCalls bounds the calls of MCP clients that wait for a task; default 256.
+	MaxCalls int
 	// KeepAlive is the time between two comment lines on a stream; default 15 s.
 	KeepAlive time.Duration
 	// WriteTimeout cuts off a reader of a stream that takes nothing for so long;
@@ -72,6 +74,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.MaxStreams == 0 {
 		c.MaxStreams = 1000
+	}
+	if c.MaxCalls == 0 {
+		c.MaxCalls = 256
 	}
 	if c.KeepAlive == 0 {
 		c.KeepAlive = 15 * time.Second
@@ -191,6 +196,7 @@ func New(cfg Config, deps Deps) (*Server, error) {
 	s.registerEvents()
 	s.registerAdmission()
 	s.registerSubagents()
+	s.registerMCP(mux)
 	openAnswers(hc.Components.Schemas)
 	if deps.Probes != nil {
 		for _, p := range []string{"/healthz", "/readyz", "/metrics"} {

@@ -2,6 +2,7 @@ package httpapi
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"strings"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/herdgate/herdgate/internal/admissionapi"
 	"github.com/herdgate/herdgate/internal/client/wire"
+	"github.com/herdgate/herdgate/internal/mcpserver"
 	"github.com/herdgate/herdgate/pkg/contract"
 	"github.com/herdgate/herdgate/services/lead/internal/dispatch"
 	"github.com/herdgate/herdgate/services/lead/internal/leaderr"
@@ -106,7 +108,7 @@ func (s *Server) submitTask(ctx context.Context, b wire.TaskRequest) (wire.TaskA
 	id := who(ctx)
 	req := contract.TaskRequest{
 		ContractVersion:    contract.Version,
-		TaskID:             contract.TaskID("t_" + s.deps.NewID()),
+		TaskID:             s.newTaskID(ctx),
 		RunID:              contract.RunID("r_" + s.deps.NewID()),
 		ThreadID:           contract.ThreadID(b.ThreadID),
 		Tenant:             id.tenant,
@@ -126,9 +128,27 @@ func (s *Server) submitTask(ctx context.Context, b wire.TaskRequest) (wire.TaskA
 	}
 	acc, err := s.deps.Dispatch.Submit(ctx, req)
 	if err != nil {
+		if errors.Is(err, leaderr.ErrUnavailable) { // it may be stored all the same
+			return wire.TaskAccepted{TaskID: req.TaskID}, err
+		}
 		return wire.TaskAccepted{}, err
 	}
+	if acc.Duplicate {
+		// Ours, whose first answer was lost, or that of an earlier request: an id that
+		// is drawn is new, but one that follows from a request need not be.
+		if t, err := s.deps.Dispatch.Get(ctx, id.tenant, req.TaskID); err == nil && t.RunID != req.RunID {
+			return invalid("the id of this request was used before in this session; each needs an id of its own")
+		}
+	}
 	return wire.TaskAccepted{TaskID: req.TaskID, RunID: req.RunID, ThreadID: req.ThreadID, Status: contract.TaskQueued, QueuePosition: acc.QueuePosition}, nil
+}
+
+// newTaskID draws an id, unless it follows from the request.
+func (s *Server) newTaskID(ctx context.Context) contract.TaskID {
+	if id, ok := mcpserver.TaskID(ctx); ok {
+		return id
+	}
+	return contract.TaskID("t_" + s.deps.NewID())
 }
 
 // beginning is the first line of a prompt that says something, cut.

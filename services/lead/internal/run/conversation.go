@@ -10,6 +10,7 @@ import (
 
 	"github.com/herdgate/herdgate/internal/agent"
 	"github.com/herdgate/herdgate/internal/compact"
+	"github.com/herdgate/herdgate/internal/deferral"
 	"github.com/herdgate/herdgate/internal/delegation"
 	"github.com/herdgate/herdgate/internal/model"
 	"github.com/herdgate/herdgate/internal/skill"
@@ -69,6 +70,8 @@ type conversation struct {
 	// Skills says which skills are active: a fold over the run's messages, those that
 	// were taken out as well.
 	Skills skill.State `json:"skills,omitzero"`
+	// Promoted says which tools on demand were found, by the same kind of fold.
+	Promoted deferral.State `json:"promoted_tools,omitzero"`
 }
 
 func decodeConversation(raw json.RawMessage) (conversation, error) {

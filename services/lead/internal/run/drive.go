@@ -14,6 +14,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/herdgate/herdgate/internal/bus"
+	"github.com/herdgate/herdgate/internal/external"
 	"github.com/herdgate/herdgate/internal/guard"
 	"github.com/herdgate/herdgate/internal/pause"
 	"github.com/herdgate/herdgate/internal/skill"
@@ -71,8 +72,9 @@ type drive struct {
 
 	// guards watch over the lead's own loop.
 	guards guard.Set
-	// skills are those of the run; setUp makes them.
-	skills *skill.Session
+	// skills are those of the run, external its tools of MCP servers; setUp makes them.
+	skills   *skill.Session
+	external *external.Offer
 	// delegates: the run may use the `task` tool.
 	delegates bool
 	// resumed: an earlier driver may have told something already.

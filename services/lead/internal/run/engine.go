@@ -22,6 +22,7 @@ import (
 	"github.com/herdgate/herdgate/internal/config"
 	"github.com/herdgate/herdgate/internal/delegation"
 	"github.com/herdgate/herdgate/internal/guard"
+	"github.com/herdgate/herdgate/internal/mcp"
 	"github.com/herdgate/herdgate/internal/model"
 	"github.com/herdgate/herdgate/internal/pause"
 	"github.com/herdgate/herdgate/internal/receipt"
@@ -145,7 +146,9 @@ type Deps struct {
 	Tools func(tenant contract.Tenant, thread contract.ThreadID) ([]tool.Tool, func(), error)
 	// Skills reads the skills of a run's user.
 	Skills skill.Loader
-	Log    zerolog.Logger
+	// MCP, when set, has the external tools.
+	MCP *mcp.Manager
+	Log zerolog.Logger
 	// TracerProvider may be nil, for no traces.
 	TracerProvider trace.TracerProvider
 	// Registerer may be nil, for no metrics.

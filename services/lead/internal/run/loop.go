@@ -218,6 +218,10 @@ func (d *drive) setUp() (agent.Config, []model.Message, func(), error) {
 			release = func() {}
 		}
 	}
+	if tools, err = d.openExternal(d.ctx, tools); err != nil {
+		release()
+		return agent.Config{}, nil, func() {}, err
+	}
 	var types []subagent.Definition
 	if d.rec.Options.SubagentEnabled {
 		types = d.e.deps.Catalogue.Visible(d.rec.Options.AllowedSubagents, d.e.cfg.ShellAllowed)
@@ -233,7 +237,7 @@ func (d *drive) setUp() (agent.Config, []model.Message, func(), error) {
 		return agent.Config{}, nil, func() {}, err
 	}
 	// Its sub-agents write into the same workspace.
-	pieces, err := agent.Chain(slices.Concat(d.guards.Pieces(), []agent.Piece{guard.ReadBeforeWrite()}, compaction, d.skills.Pieces())...)
+	pieces, err := agent.Chain(slices.Concat(d.guards.Pieces(), []agent.Piece{guard.ReadBeforeWrite()}, compaction, d.skills.Pieces(), d.externalPieces())...)
 	if err != nil {
 		release()
 		return agent.Config{}, nil, func() {}, err
@@ -243,6 +247,10 @@ func (d *drive) setUp() (agent.Config, []model.Message, func(), error) {
 		Log: d.log, Tracer: d.e.tracer,
 	}
 	if cfg, err = withReceipts(cfg, d.receipts()); err != nil {
+		release()
+		return agent.Config{}, nil, func() {}, err
+	}
+	if err := d.deferredAsMeant(cfg); err != nil {
 		release()
 		return agent.Config{}, nil, func() {}, err
 	}
@@ -265,6 +273,10 @@ func (d *drive) setUp() (agent.Config, []model.Message, func(), error) {
 	d.guards.Replay(d.conv.Messages[d.conv.History:], d.conv.Usage)
 	d.skills.Replay(d.conv.Skills, d.conv.Messages[d.conv.History:])
 	d.conv.Skills = d.skills.State()
+	for _, m := range d.conv.Messages[d.conv.History:] {
+		d.conv.Promoted = d.conv.Promoted.With(m)
+	}
+	d.external.Replay(d.conv.Promoted, nil, d.rec.Input)
 	messages := append([]model.Message{{ID: "m0", Role: model.RoleSystem, Text: d.systemPrompt(types)}}, d.conv.Messages...)
 	d.mu.Unlock()
 	return cfg, messages, release, nil
@@ -273,8 +285,10 @@ func (d *drive) setUp() (agent.Config, []model.Message, func(), error) {
 // systemPrompt is what the lead's model is told first.
 func (d *drive) systemPrompt(types []subagent.Definition) string {
 	text := prompt.Lead(d.e.cfg.RoleText, d.delegation(types))
-	if s := d.skills.Section(); s != "" {
-		text += "\n" + s + "\n"
+	for _, s := range []string{d.skills.Section(), d.external.Section(), d.external.Routing()} {
+		if s != "" {
+			text += "\n" + s + "\n"
+		}
 	}
 	return text
 }
@@ -465,6 +479,7 @@ func (d *drive) record(ctx context.Context, msg model.Message, usage *contract.U
 		}
 		conv.Messages = append(conv.Messages, msg)
 		conv.Skills = conv.Skills.With(msg, d.skills.Known)
+		conv.Promoted = conv.Promoted.With(msg)
 	}
 	d.mu.Lock()
 	done := len(msg.ToolCalls) > 0
