@@ -45,27 +45,66 @@ func mcpClient() int {
 // mcpServer is `herdgate mcp`, and a client that talks to it.
 type mcpServer struct {
 	*sdk.ClientSession
+	t      *testing.T
 	cmd    *exec.Cmd
+	stdin  io.Closer
+	ended  chan struct{}
 	stderr *natstest.Output
 }
 
 func startMCP(t *testing.T, dir string, env []string, opts *sdk.ClientOptions, args ...string) *mcpServer {
 	t.Helper()
-	s := &mcpServer{cmd: exec.Command(binary, append([]string{"mcp"}, args...)...), stderr: &natstest.Output{}}
+	s := &mcpServer{t: t, cmd: exec.Command(binary, append([]string{"mcp"}, args...)...), ended: make(chan struct{}), stderr: &natstest.Output{}}
 	s.cmd.Dir, s.cmd.Env, s.cmd.Stderr = dir, append(cleanEnv(), env...), s.stderr
-	ctx, cancel := context.WithTimeout(t.Context(), deadline)
-	defer cancel()
-	var err error
-	if s.ClientSession, err = sdk.NewClient(&sdk.Implementation{Name: "test"}, opts).Connect(ctx, &sdk.CommandTransport{Command: s.cmd, TerminateDuration: deadline}, nil); err != nil {
-		t.Fatalf("%v\n%s", err, clip(s.stderr.String()))
+	in, out := pipe(t), pipe(t)
+	s.cmd.Stdin, s.cmd.Stdout, s.stdin = in.r, out.w, in.w
+	if err := s.cmd.Start(); err != nil {
+		t.Fatal(err)
 	}
+	_, _ = in.r.Close(), out.w.Close()
+	go func() {
+		defer close(s.ended)
+		_ = s.cmd.Wait() // its state tells
+	}()
 	t.Cleanup(func() {
-		_ = s.Close()
+		_ = s.cmd.Process.Kill()
+		<-s.ended
 		if t.Failed() {
 			t.Logf("herdgate mcp %s: stderr:\n%s", strings.Join(args, " "), clip(s.stderr.String()))
 		}
 	})
+	ctx, cancel := context.WithTimeout(t.Context(), deadline)
+	defer cancel()
+	var err error
+	if s.ClientSession, err = sdk.NewClient(&sdk.Implementation{Name: "test"}, opts).Connect(ctx, &sdk.IOTransport{Reader: out.r, Writer: in.w}, nil); err != nil {
+		t.Fatal(err)
+	}
 	return s
+}
+
+type pipeEnds struct{ r, w *os.File }
+
+func pipe(t *testing.T) pipeEnds {
+	t.Helper()
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _, _ = r.Close(), w.Close() })
+	return pipeEnds{r, w}
+}
+
+// exited waits for the end in order.
+func (s *mcpServer) exited() {
+	s.t.Helper()
+	select {
+	case <-s.ended:
+	case <-time.After(deadline):
+		s.t.Fatal("the server has not ended")
+	}
+	if code := s.cmd.ProcessState.ExitCode(); code != 0 {
+		s.t.Errorf("exit code %d, want 0", code)
+	}
 }
 
 type toolAnswer struct {
@@ -77,7 +116,7 @@ func callTool(ctx context.Context, cs *sdk.ClientSession, name string, args map[
 	out := make(chan toolAnswer, 1)
 	go func() {
 		p := &sdk.CallToolParams{Name: name, Arguments: args}
-		p.SetProgressToken("tok")
+		p.SetProgressToken(fmt.Sprint(args["description"]))
 		res, err := cs.CallTool(ctx, p)
 		out <- toolAnswer{res, err}
 	}()
@@ -109,7 +148,7 @@ func generalTask(prompt string) map[string]any {
 
 func heardBy(heard chan<- string) *sdk.ClientOptions {
 	return &sdk.ClientOptions{ProgressNotificationHandler: func(_ context.Context, r *sdk.ProgressNotificationClientRequest) {
-		heard <- r.Params.Message
+		heard <- fmt.Sprintf("%v: %s", r.Params.ProgressToken, r.Params.Message)
 	}}
 }
 
@@ -150,20 +189,18 @@ func TestMCPEmbedded(t *testing.T) {
 			t.Errorf("%v %q", a.err, a.text())
 		}
 	}
-	hear(t, heard, "step 1: ls")
+	hear(t, heard, "quick: step 1: ls")
 	if a := answered(t, callTool(t.Context(), s.ClientSession, mcpserver.ToolTask, map[string]any{"subagent_type": "nobody", "prompt": "x"})); a.err != nil || !a.res.IsError || !strings.Contains(a.text(), "there are: general-purpose") {
 		t.Errorf("an unknown type: %v %q", a.err, a.text())
 	}
 	// The client ends while a task runs: so does everything.
 	last := callTool(t.Context(), s.ClientSession, mcpserver.ToolTask, generalTask("slow"))
-	hear(t, heard, "started")
-	if err := s.Close(); err != nil {
-		t.Errorf("the server has not ended in order: %v", err)
+	hear(t, heard, "slow: started")
+	if err := s.stdin.Close(); err != nil {
+		t.Fatal(err)
 	}
+	s.exited()
 	answered(t, last)
-	if code := s.cmd.ProcessState.ExitCode(); code != 0 {
-		t.Errorf("exit code %d, want 0", code)
-	}
 	for _, where := range []string{tmp, dir} {
 		left, err := os.ReadDir(where)
 		if err != nil {
@@ -249,8 +286,8 @@ func TestMCPOnARunningSystem(t *testing.T) {
 		}
 		id, _ = a.res.StructuredContent.(map[string]any)["task_id"].(string)
 	}
-	hear(t, heard, "completed")
-	hear(t, over, "completed")
+	hear(t, heard, "quick: completed")
+	hear(t, over, "quick: completed")
 	for cs, want := range map[*sdk.ClientSession]string{s.ClientSession: "Task succeeded", mine: "Task succeeded", strange: "not_found: "} {
 		if a := answered(t, callTool(t.Context(), cs, mcpserver.ToolTaskStatus, map[string]any{"task_id": id})); a.err != nil || !strings.HasPrefix(a.text(), want) {
 			t.Errorf("task_status = %v %q, want %q", a.err, a.text(), want)
@@ -275,8 +312,8 @@ func TestMCPOnARunningSystem(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	one, two := callTool(ctx, s.ClientSession, mcpserver.ToolTask, slow("taken back on stdio")), callTool(ctx, mine, mcpserver.ToolTask, slow("taken back over HTTP"))
-	hear(t, heard, "started")
-	hear(t, over, "started")
+	hear(t, heard, "taken back on stdio: started")
+	hear(t, over, "taken back over HTTP: started")
 	cancel()
 	answered(t, one)
 	answered(t, two)
@@ -327,16 +364,13 @@ func TestMCPOnARunningSystem(t *testing.T) {
 
 	// SIGTERM to the server on stdio.
 	last := callTool(t.Context(), s.ClientSession, mcpserver.ToolTask, slow("terminated"))
-	hear(t, heard, "started")
+	hear(t, heard, "terminated: started")
 	if err := s.cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
+	s.exited()
 	answered(t, last)
 	cancelled("terminated")
-	_ = s.Close()
-	if code := s.cmd.ProcessState.ExitCode(); code != 0 {
-		t.Errorf("exit code %d after SIGTERM, want 0", code)
-	}
 	if strings.Contains(p.stderr.String()+s.stderr.String(), "-secret-") {
 		t.Error("a token is in the log")
 	}
