@@ -21,8 +21,6 @@ import (
 	"sync"
 
 	"github.com/rs/zerolog"
-	"go.opentelemetry.io/otel/attribute"
-	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/trace"
 	"go.opentelemetry.io/otel/trace/noop"
 
@@ -350,23 +348,7 @@ func (l *loop) request(ctx context.Context) (model.Response, error) {
 
 // callModel is the innermost Generate: the model itself, under a span.
 func (l *loop) callModel(ctx context.Context, req model.Request, onDelta func(model.Delta)) (model.Response, error) {
-	ctx, span := l.cfg.Tracer.Start(ctx, "chat "+l.cfg.Model.ModelName(), trace.WithSpanKind(trace.SpanKindClient), trace.WithAttributes(
-		attribute.String("gen_ai.operation.name", "chat"),
-		attribute.String("gen_ai.request.model", l.cfg.Model.ModelName()),
-		attribute.String("gen_ai.agent.name", l.cfg.Agent),
-	))
-	defer span.End()
-	resp, err := l.cfg.Model.Generate(ctx, req, onDelta)
-	if err != nil {
-		span.RecordError(err)
-		span.SetStatus(codes.Error, "model call failed")
-		return resp, err
-	}
-	span.SetAttributes(attribute.String("gen_ai.response.model", resp.Model), attribute.StringSlice("gen_ai.response.finish_reasons", []string{resp.Message.FinishReason}))
-	if u := resp.Usage; u != nil {
-		span.SetAttributes(attribute.Int64("gen_ai.usage.input_tokens", u.InputTokens), attribute.Int64("gen_ai.usage.output_tokens", u.OutputTokens))
-	}
-	return resp, nil
+	return Chat(ctx, l.cfg.Tracer, l.cfg.Model, req, onDelta)
 }
 
 func (l *loop) runTools(ctx context.Context, msg model.Message) error {
@@ -453,19 +435,13 @@ func (l *loop) runTool(ctx context.Context, msg model.Message, call model.ToolCa
 	if failure != "" {
 		return tool.Failure(failure)
 	}
-	ctx, span := l.cfg.Tracer.Start(ctx, "execute_tool "+call.Name, trace.WithAttributes(
-		attribute.String("gen_ai.operation.name", "execute_tool"),
-		attribute.String("gen_ai.tool.name", call.Name),
-		attribute.String("gen_ai.tool.call.id", call.ID),
-	))
+	ctx, span := startTool(ctx, l.cfg.Tracer, call, args)
 	defer span.End()
 	res, err := l.invoke(ctx, t, tool.Call{ID: call.ID, Args: args, Message: message, Position: position})
 	if err != nil { // only a control signal gets past wrapToolErrors
 		res = tool.Failure("The tool was stopped: " + err.Error())
 	}
-	if res.IsError {
-		span.SetStatus(codes.Error, "tool reported an error")
-	}
+	endTool(ctx, span, res, err)
 	return res
 }
 

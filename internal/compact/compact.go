@@ -13,6 +13,7 @@ import (
 	"github.com/herdgate/herdgate/internal/agent"
 	"github.com/herdgate/herdgate/internal/config"
 	"github.com/herdgate/herdgate/internal/model"
+	"github.com/herdgate/herdgate/internal/telemetry"
 	"github.com/herdgate/herdgate/internal/tool"
 	"github.com/herdgate/herdgate/pkg/contract"
 )
@@ -312,7 +313,7 @@ func (c *Compactor) summarise(ctx context.Context, gone []model.Message) (string
 	}
 	var used *contract.Usage
 	for _, m := range models {
-		resp, err := m.Generate(ctx, req, func(model.Delta) { tool.Progress(ctx) })
+		resp, err := agent.Chat(ctx, telemetry.TracerOf(ctx, "compact"), m, req, func(model.Delta) { tool.Progress(ctx) })
 		used = used.Add(resp.Usage)
 		if ctx.Err() != nil {
 			return "", used, context.Cause(ctx)

@@ -424,9 +424,9 @@ type Eventsink struct {
 
 // Telemetry configures traces and metrics.
 type Telemetry struct {
-	OTLPEndpoint   string  `yaml:"otlp_endpoint" jsonschema:"maxLength=2000" jsonschema_description:"A collector that takes OTLP over HTTP, as host:4318 or URL. Empty: spans are not exported."`
+	OTLPEndpoint   string  `yaml:"otlp_endpoint" jsonschema:"maxLength=2000" jsonschema_description:"A collector that takes OTLP: host:4318 or a URL, grpc://host:4317 for gRPC. Empty: the one of OTEL_EXPORTER_OTLP_ENDPOINT, if any."`
 	SampleRatio    float64 `yaml:"sample_ratio" jsonschema:"minimum=0,maximum=1" jsonschema_description:"Share of new traces that are recorded."`
-	CaptureContent bool    `yaml:"capture_content" jsonschema_description:"Put prompts and answers into spans."`
+	CaptureContent bool    `yaml:"capture_content" jsonschema_description:"Put prompts, answers and arguments into spans, cut and without what looks like a secret."`
 	MetricsAddr    string  `yaml:"metrics_addr" jsonschema_description:"host:port for metrics and health of services without an HTTP API. Empty: none."`
 }
 

@@ -7,7 +7,6 @@ var later = []struct {
 	used func(c, def Config) bool
 }{
 	{"subagent_batches", func(c, def Config) bool { return c.SubagentBatches != def.SubagentBatches }},
-	{"telemetry.capture_content", func(c, _ Config) bool { return c.Telemetry.CaptureContent }},
 }
 
 // withoutEffect names what the user has set and nothing acts on.

@@ -32,7 +32,6 @@ func TestKeysWithoutEffectAreTold(t *testing.T) {
 	}
 	file := `
 subagent_batches: { enabled: false }
-telemetry: { capture_content: true }
 `
 	cfg, faults := Check("herdgate.yaml", []byte(file), nil)
 	if len(faults) > 0 {

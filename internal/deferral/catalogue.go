@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"regexp"
+	"regexp/syntax"
 	"slices"
 	"strings"
 	"unicode"
@@ -17,8 +18,13 @@ import (
 // MaxHits is how many tools a search by words finds at most.
 const MaxHits = 5
 
-// maxQuery bounds a query, in bytes.
-const maxQuery = 4 << 10
+// maxQuery bounds a query, and maxPatternText one that is a pattern, in bytes;
+// maxPattern bounds the program that a pattern becomes, in instructions.
+const (
+	maxQuery       = 4 << 10
+	maxPatternText = 256
+	maxPattern     = 500
+)
 
 // Entry is one tool on demand.
 type Entry struct {
@@ -89,7 +95,8 @@ func (c *Catalogue) Has(name string) bool {
 //   - select:a,b finds exactly these, however many;
 //   - +word rest finds those with word in their name, the best fit to rest first;
 //   - anything else is a pattern over names and descriptions, whatever the case, those
-//     with a hit in the name first; what is no valid pattern is taken literally;
+//     with a hit in the name first; what is no valid pattern, or one that costs too much,
+//     is taken literally;
 //   - nothing finds nothing.
 //
 // Only what allowed permits is found; nil permits all.
@@ -137,11 +144,24 @@ func (c *Catalogue) Search(query string, allowed func(name string) bool) []strin
 			return score, true
 		})
 	}
-	pattern, err := regexp.Compile("(?i)" + query)
-	if err != nil {
-		pattern = regexp.MustCompile("(?i)" + regexp.QuoteMeta(query))
+	return best(open, nil, compile(query))
+}
+
+// compile makes a pattern of a query. What is no valid one is taken literally, and so is
+// one that is large once its repetitions are written out: the time of a search grows
+// with that size, and nothing can interrupt it.
+func compile(query string) *regexp.Regexp {
+	if len(query) > maxPatternText {
+		return regexp.MustCompile("(?i)" + regexp.QuoteMeta(query))
 	}
-	return best(open, nil, pattern)
+	if tree, err := syntax.Parse("(?i)"+query, syntax.Perl); err == nil {
+		if prog, err := syntax.Compile(tree.Simplify()); err == nil && len(prog.Inst) <= maxPattern {
+			if pattern, err := regexp.Compile("(?i)" + query); err == nil {
+				return pattern
+			}
+		}
+	}
+	return regexp.MustCompile("(?i)" + regexp.QuoteMeta(query))
 }
 
 // best returns the names of the entries that fit, those with the highest score first.

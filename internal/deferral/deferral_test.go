@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -335,5 +336,25 @@ func TestAutomaticPromotion(t *testing.T) {
 	s.Replay(State{}.Promote(c.Hash(), []string{"a__1"}), []model.Message{{Role: model.RoleTool, ToolName: ToolName, Metadata: map[string]any{MetaHash: c.Hash(), subagent.MetaMatches: []any{"a__2"}}}}, "")
 	if offered, _ := talk(t, s, nil); offered[0] != "a__1 a__2 grep tool_search" {
 		t.Errorf("after a take-over offered are %q", offered)
+	}
+}
+
+// A pattern that costs too much is taken literally: a search cannot be interrupted, and
+// whoever gives a model its text must not hold a processor with it (DEFER-05).
+func TestCostlyPattern(t *testing.T) {
+	t.Parallel()
+	for _, costly := range []string{".{0,900}z", strings.Repeat(".{0,900}", 400), "((a{0,30}){0,30})z"} {
+		if p := compile(costly); p.String() != "(?i)"+regexp.QuoteMeta(costly) {
+			t.Errorf("%.20q runs as a pattern", costly)
+		}
+	}
+	for _, fine := range []string{"issue|pull.?request", "^files__.*_(read|write)$", "a{0,100}", strings.Repeat("word ", 40)} {
+		if p := compile(fine); p.String() != "(?i)"+fine {
+			t.Errorf("%.20q is taken literally", fine)
+		}
+	}
+	c := NewCatalogue([]Entry{{Spec: model.ToolSpec{Name: "a__b", Description: "costs .{0,900}z"}}})
+	if got := c.Search(".{0,900}z", nil); !slices.Equal(got, []string{"a__b"}) {
+		t.Errorf("found %v", got)
 	}
 }

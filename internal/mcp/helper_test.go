@@ -141,6 +141,8 @@ func rawServer(mode string) {
 					null,
 					{"name":"a b","inputSchema":` + object + `},{"name":"a.b","inputSchema":` + object + `},
 					{"name":"` + strings.Repeat("n", 100) + `","inputSchema":` + object + `}]}`)
+			case "nulls":
+				answer(`{"tools":[` + strings.Repeat("null,", 100000) + `{"name":"good","inputSchema":` + object + `}]}`)
 			case "pages":
 				answer(fmt.Sprintf(`{"tools":[{"name":"t%s","inputSchema":%s}],"nextCursor":"%s1"}`, req.Params.Cursor, object, req.Params.Cursor))
 			case "swap":
@@ -153,6 +155,9 @@ func rawServer(mode string) {
 				answer(`{"tools":[{"name":"call","inputSchema":` + object + `},{"name":"odd","inputSchema":` + object + `},{"name":"deep","inputSchema":` + object + `},{"name":"huge","inputSchema":` + object + `},{"name":"stray","inputSchema":` + object + `}]}`)
 				if mode == "deaf" {
 					select {} // reads nothing from now on
+				}
+				for n := 0; mode == "asking"; n++ { // and asks without end
+					say(`{"jsonrpc":"2.0","id":"p%d","method":"ping"}`, n)
 				}
 			}
 		case "tools/call":

@@ -3,6 +3,8 @@ package mcp
 import (
 	"bufio"
 	"bytes"
+	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -11,13 +13,14 @@ import (
 	"net/http"
 	"net/url"
 	"time"
-
-	"github.com/rs/zerolog"
 )
 
+// maxReplies is how many answers of ours a server may have to take at a time.
+const maxReplies = 16
+
 // httpClient is for one server at base. Its headers go there and nowhere else: what
-// leads to another host is refused.
-func httpClient(base *url.URL, header http.Header, log zerolog.Logger) (*http.Client, *http.Transport) {
+// leads to another host is refused. Our answers to its requests end with life.
+func httpClient(life context.Context, base *url.URL, header http.Header, dropped func(string)) (*http.Client, *http.Transport) {
 	t := &http.Transport{
 		Proxy:                  http.ProxyFromEnvironment,
 		DialContext:            (&net.Dialer{Timeout: 10 * time.Second, KeepAlive: 30 * time.Second}).DialContext,
@@ -28,7 +31,7 @@ func httpClient(base *url.URL, header http.Header, log zerolog.Logger) (*http.Cl
 		MaxResponseHeaderBytes: 64 << 10,
 	}
 	return &http.Client{
-		Transport: &bound{next: t, base: base, header: header, log: log},
+		Transport: &bound{next: t, base: base, header: header, dropped: dropped, life: life, replies: make(chan struct{}, maxReplies)},
 		CheckRedirect: func(req *http.Request, via []*http.Request) error {
 			if len(via) > 3 {
 				return errors.New("the server redirects more than 3 times")
@@ -50,7 +53,10 @@ type bound struct {
 	next   http.RoundTripper
 	base   *url.URL
 	header http.Header
-	log    zerolog.Logger
+	// dropped is told of tools that are left out of a list.
+	dropped func(string)
+	life    context.Context //nolint:containedctx // the connection's lifetime
+	replies chan struct{}   // one for each answer under way
 }
 
 // RoundTrip implements http.RoundTripper.
@@ -65,26 +71,88 @@ func (b *bound) RoundTrip(req *http.Request) (*http.Response, error) {
 	for name, values := range b.header {
 		req.Header[name] = values
 	}
+	done := func() {}
+	if unbound(req) {
+		var err error
+		if req, done, err = b.limit(req); err != nil {
+			return nil, err
+		}
+	}
 	resp, err := b.next.RoundTrip(req)
 	if err != nil {
+		done()
 		return nil, err
 	}
-	dropped := func(what string) { b.log.Warn().Msg("a tool of an MCP server is left out: " + what) }
+	resp.Body = &ending{ReadCloser: resp.Body, done: done}
 	kind, _, _ := mime.ParseMediaType(resp.Header.Get("Content-Type"))
 	switch {
 	case resp.StatusCode < 200 || resp.StatusCode > 299:
 		resp.Body = &limited{ReadCloser: resp.Body, left: 64 << 10}
 	case kind == "application/json":
-		resp.Body = &jsonBody{src: resp.Body, dropped: dropped}
+		resp.Body = &jsonBody{src: resp.Body, dropped: b.dropped}
 		resp.ContentLength = -1
 		resp.Header.Del("Content-Length")
 	case kind == "text/event-stream":
-		resp.Body = &eventBody{src: resp.Body, r: bufio.NewReaderSize(resp.Body, 64<<10), dropped: dropped}
+		resp.Body = &eventBody{src: resp.Body, r: bufio.NewReaderSize(resp.Body, 64<<10), dropped: b.dropped}
 		resp.ContentLength = -1
 	default:
 		resp.Body = &limited{ReadCloser: resp.Body, left: 64 << 10}
 	}
 	return resp, nil
+}
+
+// unbound reports whether nobody waits for a request who would give it up: the SDK sends
+// answers to what a server asks, and the end of a session, without a limit of time.
+func unbound(req *http.Request) bool {
+	if req.Method == http.MethodDelete {
+		return true
+	}
+	if req.Method != http.MethodPost || req.GetBody == nil {
+		return false
+	}
+	body, err := req.GetBody()
+	if err != nil {
+		return false
+	}
+	defer body.Close()
+	var msg struct {
+		Method string `json:"method"`
+	}
+	return json.NewDecoder(body).Decode(&msg) == nil && msg.Method == ""
+}
+
+// limit bounds such a request, and how many there are: a server that asks without end
+// and takes no answer would have all our connections.
+func (b *bound) limit(req *http.Request) (*http.Request, func(), error) {
+	reply := req.Method == http.MethodPost
+	if reply {
+		select {
+		case b.replies <- struct{}{}:
+		default:
+			_ = req.Body.Close() // it is in memory
+			return nil, nil, fmt.Errorf("the server asks and does not take the answers: %d are left", maxReplies)
+		}
+	}
+	ctx, cancel := context.WithTimeoutCause(req.Context(), replyTimeout, fmt.Errorf("the server did not answer within %v", replyTimeout))
+	if reply { // the end of a session is sent when life is over
+		stop := context.AfterFunc(b.life, cancel)
+		context.AfterFunc(ctx, func() {
+			stop()
+			<-b.replies
+		})
+	}
+	return req.WithContext(ctx), cancel, nil
+}
+
+// ending is a body that tells of its end.
+type ending struct {
+	io.ReadCloser
+	done func()
+}
+
+func (e *ending) Close() error {
+	defer e.done()
+	return e.ReadCloser.Close()
 }
 
 // limited ends after so many bytes.

@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -220,9 +221,121 @@ func TestBadTools(t *testing.T) {
 	}
 	tools(t, m) // tells nothing a second time
 	for _, want := range []string{`list\" of`, `none\" of`, "name 7", `text\" of`, `deep\" of`, `fat\" of`, `wrong\" of`, `reading\" of`, `a.b\" of`} {
-		if n := strings.Count(l.String(), want); n != 1 && want != "name 7" || n < 1 {
+		if n := strings.Count(l.String(), want); n != 1 {
 			t.Errorf("%s is told %d times", want, n)
 		}
+	}
+}
+
+// A list of nothing but what is no tool is told of in a few lines, and once.
+func TestManyBadTools(t *testing.T) {
+	t.Parallel()
+	m, l := manager(t, map[string]config.MCPServer{"srv": own("nulls", nil)})
+	for range 2 {
+		if list := tools(t, m); len(list) != 1 || list["srv__good"] == nil {
+			t.Errorf("tools = %v", list)
+		}
+	}
+	if n := strings.Count(l.String(), "cannot be read"); n != maxToldBad+1 {
+		t.Errorf("it is told in %d lines: %.2000s", n, l.String())
+	}
+}
+
+// Of pages of tools no more is held than what can be taken of them.
+func TestSlim(t *testing.T) {
+	t.Parallel()
+	big := strings.Repeat("x", 1<<20)
+	got := slim(&sdk.Tool{Name: big, Title: big, Description: big, InputSchema: map[string]any{"type": "object", "description": big}, OutputSchema: map[string]any{"a": big}})
+	if len(got.Name)+len(got.Title)+len(got.Description) > 64<<10 || got.OutputSchema != nil {
+		t.Errorf("it holds %d, %d and %d bytes", len(got.Name), len(got.Title), len(got.Description))
+	}
+	if n, ok := got.InputSchema.(tooLarge); !ok || int(n) < 1<<20 {
+		t.Errorf("the schema is held as %T", got.InputSchema)
+	}
+}
+
+// A server that asks without end and reads no answer holds neither a call nor the end
+// of the service (F-132).
+func TestServerAsksWithoutEnd(t *testing.T) {
+	t.Parallel()
+	m, _ := manager(t, map[string]config.MCPServer{"srv": own("asking", nil)}, func(c *Config) { c.CallTimeout = time.Second })
+	x := tools(t, m)["srv__call"]
+	natstest.Eventually(t, patience, func() (bool, string) {
+		r := call(t, x, `{}`)
+		return strings.Contains(r.Text, "closed") || strings.Contains(r.Text, "does not read") || r.Text == "fine", r.Text
+	})
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		m.Close()
+	}()
+	select {
+	case <-ended:
+	case <-time.After(patience):
+		t.Fatal("the service does not end")
+	}
+}
+
+// A server over HTTP that asks without end and takes no answer has a bounded number of
+// our connections, and does not hold the end of the service (F-132).
+func TestHTTPServerAsksWithoutEnd(t *testing.T) {
+	t.Parallel()
+	var replies, most atomic.Int64
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodGet {
+			w.Header().Set("Content-Type", "text/event-stream")
+			for n := 0; r.Context().Err() == nil; n++ {
+				if _, err := fmt.Fprintf(w, "data: {\"jsonrpc\":\"2.0\",\"id\":\"p%d\",\"method\":\"ping\"}\n\n", n); err != nil {
+					return
+				}
+			}
+			return
+		}
+		var m struct {
+			ID     json.RawMessage `json:"id"`
+			Method string          `json:"method"`
+		}
+		_ = json.NewDecoder(r.Body).Decode(&m) // no message is no method
+		w.Header().Set("Content-Type", "application/json")
+		result := ""
+		switch m.Method {
+		case "initialize":
+			result = `{"protocolVersion":"2025-06-18","capabilities":{"tools":{}},"serverInfo":{"name":"raw","version":"1"}}`
+		case "tools/list":
+			result = `{"tools":[{"name":"call","inputSchema":{"type":"object"}}]}`
+		case "":
+			if n := replies.Add(1); n > most.Load() {
+				most.Store(n)
+			}
+			<-r.Context().Done()
+			replies.Add(-1)
+			return
+		default:
+			w.WriteHeader(http.StatusAccepted)
+			return
+		}
+		fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"result":%s}`, m.ID, result)
+	}))
+	defer srv.Close()
+	m, _ := manager(t, map[string]config.MCPServer{"srv": {URL: config.Address(srv.URL), Enabled: true}})
+	tools(t, m)
+	natstest.Eventually(t, patience, func() (bool, string) {
+		n := most.Load()
+		return n >= maxReplies/2, fmt.Sprintf("%d answers are under way", n)
+	})
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		m.Close()
+	}()
+	select {
+	case <-ended:
+	case <-time.After(patience):
+		t.Fatal("the service does not end")
+	}
+	// One connection may be ending while the next one begins.
+	if n := most.Load(); n > 4*maxReplies {
+		t.Errorf("%d answers were under way at a time", n)
 	}
 }
 
@@ -341,16 +454,25 @@ func TestSecretsAreHidden(t *testing.T) {
 		t.Errorf("the log holds secrets: %s", s)
 	}
 	m2, l2 := manager(t, map[string]config.MCPServer{"srv": own("sdk", map[string]config.Secret{"TOKEN": "$TEST_MCP_NOT_SET"}),
-		"web": {URL: "http://user:pass-word@127.0.0.1:1/mcp?key=query-secret", Enabled: true, Headers: map[string]config.Secret{"Authorization": "Bearer header-secret"}}})
+		"web": {URL: "http://user:pass-word@127.0.0.1:1/hooks/path-secret/mcp?key=query-secret", Enabled: true, Headers: map[string]config.Secret{"Authorization": "Bearer header-secret"}}})
 	_, missing, _ := m2.Tools(within(t), nil)
 	text := fmt.Sprint(missing, l2)
 	if len(missing) != 2 || !strings.Contains(text, "env.TOKEN: environment variable TEST_MCP_NOT_SET is not set") || !strings.Contains(text, "refused") {
 		t.Errorf("missing = %+v", missing)
 	}
-	for _, secret := range []string{"pass-word", "query-secret", "header-secret"} {
+	for _, secret := range []string{"pass-word", "path-secret", "query-secret", "header-secret"} {
 		if strings.Contains(text, secret) {
 			t.Errorf("%s is told: %s", secret, text)
 		}
+	}
+	// Of two that begin alike none leaves an end, and no bound cuts one in two.
+	both := hiding([]string{"secret-1", "secret-1-and-more", "secret-1-and"})
+	if got := both.Replace("secret-1-and-more secret-1 secret-1-and"); got != "(hidden) (hidden) (hidden)" {
+		t.Errorf("hidden is %s", got)
+	}
+	cut := resultOf(&sdk.CallToolResult{Content: []sdk.Content{&sdk.TextContent{Text: strings.Repeat("x", 60) + "secret-1-and-more" + strings.Repeat("y", 90)}}}, 99, both)
+	if strings.Contains(cut.Text, "secr") {
+		t.Errorf("a bounded result is %s", cut.Text)
 	}
 }
 

@@ -17,6 +17,9 @@ const maxMessage = 16 << 20
 // maxDepth bounds its nesting.
 const maxDepth = contract.MaxDepth
 
+// maxToldBad is how many tools of one list are told of that cannot be read.
+const maxToldBad = 20
+
 var errNoMessage = errors.New("not a message of JSON-RPC")
 
 // mend makes a server's message one that the protocol's types can read: what cannot be
@@ -82,17 +85,24 @@ func mendTools(raw json.RawMessage, dropped func(string)) (json.RawMessage, erro
 		return json.RawMessage("[]"), nil
 	}
 	kept := make([]json.RawMessage, 0, len(items))
+	bad := 0
 	for i, item := range items {
 		var t *sdk.Tool
 		if err := json.Unmarshal(item, &t); err != nil || t == nil {
+			if bad++; bad > maxToldBad {
+				continue
+			}
 			var named struct {
 				Name any `json:"name"`
 			}
 			_ = json.Unmarshal(item, &named) // no name is fine
-			dropped(fmt.Sprintf("number %d of the list of tools (name %s) cannot be read", i+1, clip(fmt.Sprintf("%v", named.Name), 80)))
+			dropped(fmt.Sprintf("number %d of the list of tools (name %s) cannot be read", i+1, clip(clean(fmt.Sprintf("%v", named.Name)), 80)))
 			continue
 		}
 		kept = append(kept, item)
+	}
+	if bad > maxToldBad {
+		dropped(fmt.Sprintf("%d more of the list of tools cannot be read", bad-maxToldBad))
 	}
 	return json.Marshal(kept)
 }

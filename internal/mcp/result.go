@@ -11,9 +11,9 @@ import (
 	"github.com/herdgate/herdgate/internal/tool"
 )
 
-// resultOf maps the answer of a server to what a model reads. Text is shown; all else
-// is told of in a line.
-func resultOf(res *sdk.CallToolResult, maxChars int) tool.Result {
+// resultOf maps the answer of a server to what a model reads. Text is shown, without
+// what is to be hidden; all else is told of in a line.
+func resultOf(res *sdk.CallToolResult, maxChars int, hidden *strings.Replacer) tool.Result {
 	var parts []string
 	shown := false
 	for _, c := range res.Content {
@@ -59,7 +59,8 @@ func resultOf(res *sdk.CallToolResult, maxChars int) tool.Result {
 			parts = append(parts, string(b))
 		}
 	}
-	text := bounded(clean(strings.Join(parts, "\n\n")), maxChars)
+	// Hidden first: half of a secret would not be known for one.
+	text := bounded(clean(hidden.Replace(strings.Join(parts, "\n\n"))), maxChars)
 	if strings.TrimSpace(text) == "" {
 		text = "(the tool returned nothing)"
 		if res.IsError {

@@ -30,6 +30,9 @@ const legacyVersion = "2025-11-25"
 // keptEnv are the variables of ours that a server gets beside its own.
 var keptEnv = []string{"PATH", "HOME", "LANG", "TMPDIR", "TZ", "USER", "SystemRoot"}
 
+// minKeyPath is how long a path is at least that can hold a key.
+const minKeyPath = 16
+
 var errClosed = errors.New("the service is ending")
 
 // server is one MCP server.
@@ -88,6 +91,11 @@ func (s *server) warn(text string) {
 	if first {
 		s.log.Warn().Msg(text)
 	}
+}
+
+// dropped tells of a tool that its own list leaves unreadable.
+func (s *server) dropped(what string) {
+	s.warn(fmt.Sprintf("a tool of the MCP server %s is left out: %s", s.name, what))
 }
 
 // session returns a connection, made now if there is none. The attempt to make one is
@@ -274,7 +282,7 @@ func (s *server) transport() (sdk.Transport, func(), error) {
 		for name, v := range env {
 			vars = append(vars, name+"="+v)
 		}
-		return &process{argv: append([]string{s.cfg.Command}, s.cfg.Args...), env: vars, grace: s.m.cfg.Grace, log: s.log, hide: s.hide}, func() {}, nil
+		return &process{argv: append([]string{s.cfg.Command}, s.cfg.Args...), env: vars, grace: s.m.cfg.Grace, log: s.log, hide: s.hide, dropped: s.dropped}, func() {}, nil
 	}
 	base, err := url.Parse(s.cfg.URL.Reveal())
 	if err != nil {
@@ -292,7 +300,7 @@ func (s *server) transport() (sdk.Transport, func(), error) {
 		}
 		base.User = nil
 	}
-	client, t := httpClient(base, header, s.log)
+	client, t := httpClient(s.m.ctx, base, header, s.dropped)
 	if s.cfg.Transport == config.TransportSSE {
 		return &sdk.SSEClientTransport{Endpoint: base.String(), HTTPClient: client}, t.CloseIdleConnections, nil
 	}
@@ -318,28 +326,49 @@ func (s *server) resolve(section string, values map[string]config.Secret) (map[s
 		}
 		for _, h := range hidden {
 			if len(h) >= 4 {
-				logs = append(logs, h, "(hidden)")
+				logs = append(logs, h)
 			}
 			if len(h) >= 8 && (section == "headers" || strings.HasPrefix(string(secret), "$") && !strings.HasPrefix(string(secret), "$$")) {
-				results = append(results, h, "(hidden)")
+				results = append(results, h)
 			}
 		}
 	}
-	if query := s.query(); query != "" {
-		logs = append(logs, query, "(hidden)")
-	}
+	logs = append(logs, s.place()...)
 	if len(logs) > 0 {
 		s.mu.Lock()
-		s.inLogs, s.inResults = strings.NewReplacer(logs...), strings.NewReplacer(results...)
+		s.inLogs, s.inResults = hiding(logs), hiding(results)
 		s.mu.Unlock()
 	}
 	return out, nil
 }
 
-// query is that of the server's address, which may hold a key.
-func (s *server) query() string {
-	_, query, _ := strings.Cut(s.cfg.URL.Reveal(), "?")
-	return query
+// hiding replaces texts; of two that begin alike it takes the longer one.
+func hiding(texts []string) *strings.Replacer {
+	slices.SortFunc(texts, func(a, b string) int { return len(b) - len(a) })
+	var pairs []string
+	for _, t := range texts {
+		pairs = append(pairs, t, "(hidden)")
+	}
+	return strings.NewReplacer(pairs...)
+}
+
+// place is what follows the host in the server's address: a query or a path may hold
+// a key. A path that is too short for one is told.
+func (s *server) place() []string {
+	u, err := url.Parse(s.cfg.URL.Reveal())
+	if err != nil {
+		return nil
+	}
+	var out []string
+	if u.RawQuery != "" {
+		out = append(out, u.RawQuery)
+	}
+	for _, path := range []string{u.EscapedPath(), u.Path} {
+		if len(path) >= minKeyPath {
+			out = append(out, path)
+		}
+	}
+	return out
 }
 
 func (s *server) close() {
@@ -402,7 +431,9 @@ func (s *server) fetch(ctx context.Context, c *conn) ([]*sdk.Tool, error) {
 		if err != nil {
 			return nil, fmt.Errorf("its tools cannot be listed: %w", err)
 		}
-		out = append(out, res.Tools...)
+		for _, t := range res.Tools {
+			out = append(out, slim(t))
+		}
 		switch {
 		case res.NextCursor == "":
 			return out, nil
@@ -413,6 +444,26 @@ func (s *server) fetch(ctx context.Context, c *conn) ([]*sdk.Tool, error) {
 		params = &sdk.ListToolsParams{Cursor: res.NextCursor}
 	}
 }
+
+// slim keeps of a tool what is looked at, and of that no more than is taken: there are
+// many pages, and each may be as large as a message.
+func slim(t *sdk.Tool) *sdk.Tool {
+	out := &sdk.Tool{Name: cutBytes(t.Name, maxToolNameText+1), Title: cutBytes(t.Title, 4*maxDescription), Description: cutBytes(t.Description, 4*maxDescription)}
+	if raw, err := json.Marshal(t.InputSchema); err != nil {
+		return out
+	} else if len(raw) > maxSchemaBytes {
+		out.InputSchema = tooLarge(len(raw))
+	} else {
+		out.InputSchema = json.RawMessage(raw)
+	}
+	return out
+}
+
+// tooLarge stands for a schema of so many bytes.
+type tooLarge int
+
+// cutBytes copies the beginning of a text, so that the rest can go.
+func cutBytes(s string, n int) string { return strings.Clone(s[:min(len(s), n)]) }
 
 // accept makes tools of what a server lists, in the order of their names. What cannot
 // be offered is told and left out, and nothing else (F-134).
@@ -429,12 +480,13 @@ func (s *server) accept(specs []*sdk.Tool) []Tool {
 			s.warn(fmt.Sprintf("the tool %q of the MCP server %s is left out: %s", clip(clean(spec.Name), 80), s.name, why))
 		}
 		if spec.Name == "" || len(spec.Name) > maxToolNameText {
-			left(fmt.Sprintf("its name has %d bytes; want 1 to %d", len(spec.Name), maxToolNameText))
+			left(fmt.Sprintf("its name is empty or longer than %d bytes", maxToolNameText))
 			continue
 		}
-		raw, err := json.Marshal(spec.InputSchema)
-		if err == nil {
-			raw, err = checkSchema(raw)
+		raw, _ := spec.InputSchema.(json.RawMessage)
+		raw, err := checkSchema(raw)
+		if n, large := spec.InputSchema.(tooLarge); large {
+			err = fmt.Errorf("its inputSchema has %d bytes; want at most %d", n, maxSchemaBytes)
 		}
 		if err != nil {
 			left(err.Error())
@@ -502,9 +554,7 @@ func (s *server) call(ctx context.Context, name string, args json.RawMessage) (t
 			if len(res.InputRequests) > 0 {
 				return tool.Failure(fmt.Sprintf("The MCP server %s asks for input of a person before it goes on with the call; there is nobody to ask.", s.name)), nil
 			}
-			out := resultOf(res, s.m.cfg.OutputMaxChars)
-			out.Text = hidden.Replace(out.Text)
-			return out, nil
+			return resultOf(res, s.m.cfg.OutputMaxChars, hidden), nil
 		}
 		var answer *jsonrpc.Error
 		switch {

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
@@ -27,6 +28,10 @@ const (
 	maxStderrLine  = 1 << 10
 	maxStderrLines = 100
 	stderrPause    = time.Minute
+	// maxAsked is how many requests of a server may wait for our answers.
+	maxAsked = 1000
+	// replyTimeout bounds the writing of what nobody waits for, such as those answers.
+	replyTimeout = 10 * time.Second
 )
 
 // process starts servers that speak over their standard input and output. The SDK's
@@ -38,6 +43,8 @@ type process struct {
 	grace time.Duration
 	log   zerolog.Logger
 	hide  func(string) string
+	// dropped is told of tools that are left out of a list.
+	dropped func(string)
 }
 
 // Connect implements sdk.Transport. ctx does not bound the life of the process.
@@ -72,7 +79,7 @@ func (p *process) Connect(context.Context) (sdk.Connection, error) {
 	}
 	c := &pipeConn{
 		p: p, cmd: cmd, in: pipes[0][1], out: pipes[1][0], stderr: pipes[2][0],
-		exited: make(chan struct{}), incoming: make(chan incoming), closed: make(chan struct{}),
+		exited: make(chan struct{}), incoming: make(chan incoming), closed: make(chan struct{}), writing: make(chan struct{}, 1),
 	}
 	c.wg.Go(func() {
 		_ = cmd.Wait() // how it ended is seen in the state
@@ -99,7 +106,8 @@ type pipeConn struct {
 	closed          chan struct{}
 	once            sync.Once
 	wg              sync.WaitGroup
-	writing         sync.Mutex
+	writing         chan struct{} // held by who writes
+	asked           atomic.Int64  // requests of the server without an answer
 }
 
 // SessionID implements sdk.Connection.
@@ -118,15 +126,29 @@ func (c *pipeConn) Read(ctx context.Context) (jsonrpc.Message, error) {
 }
 
 // Write implements sdk.Connection. A server that does not read must not hold whoever
-// calls it (F-132); after half a message the connection is of no more use.
+// calls it (F-132), nor by an answer of ours the calls behind it; after half a message,
+// or an answer that it did not take, the connection is of no more use.
 func (c *pipeConn) Write(ctx context.Context, msg jsonrpc.Message) error {
+	if _, ok := msg.(*jsonrpc.Response); ok {
+		defer c.asked.Add(-1)
+	}
 	data, err := jsonrpc.EncodeMessage(msg)
 	if err != nil {
 		return fmt.Errorf("encode a message: %w", err)
 	}
 	data = append(data, '\n')
-	c.writing.Lock()
-	defer c.writing.Unlock()
+	_, waited := ctx.Deadline()
+	if !waited {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeoutCause(ctx, replyTimeout, fmt.Errorf("the server did not read for %v", replyTimeout))
+		defer cancel()
+	}
+	select {
+	case c.writing <- struct{}{}:
+		defer func() { <-c.writing }()
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
@@ -139,7 +161,7 @@ func (c *pipeConn) Write(ctx context.Context, msg jsonrpc.Message) error {
 	if err == nil {
 		return nil
 	}
-	if n > 0 {
+	if n > 0 || !waited {
 		c.kill()
 	}
 	if ctx.Err() != nil {
@@ -198,6 +220,11 @@ func (c *pipeConn) read() {
 			switch {
 			case merr == nil:
 				garbage = 0
+				if req, ok := msg.(*jsonrpc.Request); ok && req.IsCall() && c.asked.Add(1) > maxAsked {
+					c.kill() // it would not take the answers either
+					c.send(incoming{err: fmt.Errorf("the server asks and does not read the answers: %d are left", maxAsked)})
+					return
+				}
 				if !c.send(incoming{msg: msg}) {
 					return
 				}
@@ -229,7 +256,7 @@ func (c *pipeConn) decode(line []byte, long bool) (jsonrpc.Message, error) {
 	if long {
 		line, err = failure(line, fmt.Sprintf("the server's answer is longer than %d bytes and was not read", maxMessage))
 	} else {
-		line, err = mend(line, func(what string) { c.p.log.Warn().Msg("a tool of an MCP server is left out: " + what) })
+		line, err = mend(line, c.p.dropped)
 	}
 	if err != nil {
 		return nil, err

@@ -198,7 +198,7 @@ func (e *Env) Open(ctx context.Context, service string, streams func(contract.Na
 	log := e.LogOf(service).With().Str("instance", e.Name).Logger()
 	tel, err := telemetry.Start(ctx, telemetry.Config{
 		Service: "herdgate-" + service, Version: Version, Instance: e.Name, OTLPEndpoint: string(e.Config.Telemetry.OTLPEndpoint),
-		SampleRatio: e.Config.Telemetry.SampleRatio, Exporter: e.Exporter, Log: log,
+		SampleRatio: e.Config.Telemetry.SampleRatio, CaptureContent: e.Config.Telemetry.CaptureContent, Exporter: e.Exporter, Log: log,
 	})
 	if err != nil {
 		return nil, err

@@ -326,7 +326,7 @@ func TestStartRefuses(t *testing.T) {
 	t.Parallel()
 	for _, cfg := range []Config{
 		{SampleRatio: -0.1}, {SampleRatio: 1.1}, {SampleRatio: math.NaN()},
-		{OTLPEndpoint: "grpc://h:4317"}, {OTLPEndpoint: "http://"}, {OTLPEndpoint: "http://u:hush@h:4318"}, {OTLPEndpoint: "http://h:4318?x=1"}, {OTLPEndpoint: "http://a b%zzhush"},
+		{OTLPEndpoint: "grpc://h:4317/path"}, {OTLPEndpoint: "http://"}, {OTLPEndpoint: "http://u:hush@h:4318"}, {OTLPEndpoint: "http://h:4318?x=1"}, {OTLPEndpoint: "http://a b%zzhush"},
 	} {
 		_, err := Start(t.Context(), cfg)
 		if err == nil || strings.Contains(err.Error(), "hush") {

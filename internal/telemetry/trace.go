@@ -7,12 +7,14 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"os"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/rs/zerolog"
 	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracegrpc"
 	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracehttp"
 	"go.opentelemetry.io/otel/sdk/resource"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
@@ -33,6 +35,10 @@ const (
 	// maxAttributeChars bounds each attribute's text, so that a prompt or a tool
 	// result cannot make a span too large to export.
 	maxAttributeChars = 16 << 10
+	// maxSpanEvents and maxLinks bound what a long task or a large batch hangs on a
+	// span; the newest stay.
+	maxSpanEvents = 64
+	maxLinks      = 128
 )
 
 // Config says who is traced and where the spans go.
@@ -40,13 +46,17 @@ type Config struct {
 	// Service, Version and Instance become service.name, service.version and
 	// service.instance.id. Empty ones are left out.
 	Service, Version, Instance string
-	// OTLPEndpoint is a collector that takes OTLP over HTTP: host:4318,
-	// http://host:4318, or a URL with a path, which is then used as it is.
-	// Empty: no export, but spans have ids all the same.
+	// OTLPEndpoint is a collector that takes OTLP, over HTTP: host:4318,
+	// http://host:4318, or a URL with a path, which is then used as it is; or over
+	// gRPC: grpc://host:4317, or grpcs with TLS. Empty: the one of the standard
+	// variables OTEL_EXPORTER_OTLP_*. Without any there is no export, but spans have
+	// ids all the same.
 	OTLPEndpoint string
 	// SampleRatio is the share of new traces that are recorded, 0 to 1. A trace
 	// that comes from outside keeps the decision it came with.
 	SampleRatio float64
+	// CaptureContent puts prompts, answers and arguments into spans, see [Content].
+	CaptureContent bool
 	// Exporter, when set, gets every span at once as it ends, in place of
 	// OTLPEndpoint. It is for tests.
 	Exporter sdktrace.SpanExporter
@@ -58,6 +68,7 @@ type Config struct {
 // Telemetry owns the tracer provider of a process or of a service.
 type Telemetry struct {
 	provider *sdktrace.TracerProvider
+	content  *Content
 	// abort ends exports that are under way.
 	abort func()
 	idle  func()
@@ -73,7 +84,7 @@ func Start(ctx context.Context, cfg Config) (*Telemetry, error) {
 		return nil, fmt.Errorf("telemetry: sample ratio must be 0 to 1, got %v", cfg.SampleRatio)
 	}
 	opts := []sdktrace.TracerProviderOption{
-		sdktrace.WithSampler(sdktrace.ParentBased(sdktrace.TraceIDRatioBased(cfg.SampleRatio))),
+		sdktrace.WithSampler(Sampler(cfg.SampleRatio)),
 		sdktrace.WithResource(describe(cfg)),
 		sdktrace.WithRawSpanLimits(spanLimits()),
 	}
@@ -81,47 +92,133 @@ func Start(ctx context.Context, cfg Config) (*Telemetry, error) {
 	switch {
 	case cfg.Exporter != nil:
 		opts = append(opts, sdktrace.WithSyncer(cfg.Exporter))
-	case cfg.OTLPEndpoint != "":
-		endpoint, err := ParseEndpoint(cfg.OTLPEndpoint)
+	case endpointOf(cfg) != "":
+		endpoint, err := ParseEndpoint(endpointOf(cfg))
 		if err != nil {
 			return nil, fmt.Errorf("telemetry: otlp endpoint: %w", err)
 		}
-		// A transport of our own, because ours alone can be emptied at the end.
-		transport := &http.Transport{
-			Proxy:                 http.ProxyFromEnvironment,
-			DialContext:           (&net.Dialer{Timeout: 3 * time.Second}).DialContext,
-			TLSHandshakeTimeout:   5 * time.Second,
-			ResponseHeaderTimeout: 8 * time.Second,
-			MaxIdleConns:          2,
-			IdleConnTimeout:       30 * time.Second,
-			ForceAttemptHTTP2:     true,
-		}
-		// The exporter keeps nothing of ctx, it only refuses one that has ended.
-		otlp, err := otlptracehttp.New(ctx,
-			otlptracehttp.WithEndpointURL(endpoint),
-			otlptracehttp.WithHTTPClient(&http.Client{Transport: transport, Timeout: exportTimeout}),
-			otlptracehttp.WithRetry(otlptracehttp.RetryConfig{
-				Enabled: true, InitialInterval: 500 * time.Millisecond, MaxInterval: 2 * time.Second, MaxElapsedTime: exportTimeout,
-			}),
-		)
+		otlp, idle, err := newExporter(ctx, endpoint)
 		if err != nil {
 			return nil, fmt.Errorf("telemetry: otlp exporter for %s: %w", endpoint, err)
 		}
 		work, abort := context.WithCancel(context.Background())
-		t.abort, t.idle = abort, transport.CloseIdleConnections
+		t.abort, t.idle = abort, idle
 		opts = append(opts, sdktrace.WithBatcher(
 			&quietExporter{next: otlp, work: work, log: cfg.Log, endpoint: endpoint, now: time.Now},
-			sdktrace.WithBatchTimeout(batchDelay),
-			sdktrace.WithExportTimeout(exportTimeout),
-			sdktrace.WithMaxQueueSize(8192),
+			batching(os.Getenv)...,
 		))
+	}
+	if cfg.CaptureContent {
+		t.content = NewContent(nil)
 	}
 	t.provider = sdktrace.NewTracerProvider(opts...)
 	return t, nil
 }
 
+// endpointOf is the collector of the configuration, or else of the standard variables
+// OTEL_EXPORTER_OTLP_TRACES_ENDPOINT and OTEL_EXPORTER_OTLP_ENDPOINT; "" for none.
+func endpointOf(cfg Config) string {
+	if strings.EqualFold(os.Getenv("OTEL_SDK_DISABLED"), "true") || strings.EqualFold(os.Getenv("OTEL_TRACES_EXPORTER"), "none") {
+		return ""
+	}
+	if cfg.OTLPEndpoint != "" {
+		return withProtocol(cfg.OTLPEndpoint)
+	}
+	if e := os.Getenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"); e != "" {
+		return withProtocol(e)
+	}
+	e := os.Getenv("OTEL_EXPORTER_OTLP_ENDPOINT")
+	if e == "" {
+		return ""
+	}
+	if e = withProtocol(e); strings.HasPrefix(e, "http") {
+		e = strings.TrimSuffix(e, "/") + "/v1/traces" // this one is a base
+	}
+	return e
+}
+
+// withProtocol adds the scheme that OTEL_EXPORTER_OTLP_PROTOCOL asks for.
+func withProtocol(endpoint string) string {
+	protocol := os.Getenv("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL")
+	if protocol == "" {
+		protocol = os.Getenv("OTEL_EXPORTER_OTLP_PROTOCOL")
+	}
+	scheme, rest, ok := strings.Cut(endpoint, "://")
+	if !ok {
+		scheme, rest = "http", endpoint
+	}
+	if protocol == "grpc" {
+		switch scheme {
+		case "http":
+			scheme = "grpc"
+		case "https":
+			scheme = "grpcs"
+		}
+	}
+	return scheme + "://" + rest
+}
+
+// newExporter makes the exporter of an endpoint that ParseEndpoint has seen. idle lets
+// go of connections after its shutdown. Headers and certificates are those of the
+// standard variables OTEL_EXPORTER_OTLP_*.
+func newExporter(ctx context.Context, endpoint string) (otlp sdktrace.SpanExporter, idle func(), err error) {
+	if scheme, rest, _ := strings.Cut(endpoint, "://"); scheme == "grpc" || scheme == "grpcs" {
+		opts := []otlptracegrpc.Option{
+			otlptracegrpc.WithEndpoint(rest), otlptracegrpc.WithTimeout(exportTimeout),
+			otlptracegrpc.WithRetry(otlptracegrpc.RetryConfig{
+				Enabled: true, InitialInterval: 500 * time.Millisecond, MaxInterval: 2 * time.Second, MaxElapsedTime: exportTimeout,
+			}),
+		}
+		if scheme == "grpc" {
+			opts = append(opts, otlptracegrpc.WithInsecure())
+		}
+		otlp, err = otlptracegrpc.New(ctx, opts...)
+		return otlp, func() {}, err
+	}
+	// A transport of our own, because ours alone can be emptied at the end.
+	transport := &http.Transport{
+		Proxy:                 http.ProxyFromEnvironment,
+		DialContext:           (&net.Dialer{Timeout: 3 * time.Second}).DialContext,
+		TLSHandshakeTimeout:   5 * time.Second,
+		ResponseHeaderTimeout: 8 * time.Second,
+		MaxIdleConns:          2,
+		IdleConnTimeout:       30 * time.Second,
+		ForceAttemptHTTP2:     true,
+	}
+	// The exporter keeps nothing of ctx, it only refuses one that has ended.
+	otlp, err = otlptracehttp.New(ctx,
+		otlptracehttp.WithEndpointURL(endpoint),
+		otlptracehttp.WithHTTPClient(&http.Client{Transport: transport, Timeout: exportTimeout}),
+		otlptracehttp.WithRetry(otlptracehttp.RetryConfig{
+			Enabled: true, InitialInterval: 500 * time.Millisecond, MaxInterval: 2 * time.Second, MaxElapsedTime: exportTimeout,
+		}),
+	)
+	return otlp, transport.CloseIdleConnections, err
+}
+
+// maxQueue is how many ended spans wait for export; more are dropped.
+const maxQueue = 8192
+
+// batching are the options of the batch processor: what the variables OTEL_BSP_* set,
+// which the processor reads by itself, is left to them.
+func batching(env func(string) string) []sdktrace.BatchSpanProcessorOption {
+	var opts []sdktrace.BatchSpanProcessorOption
+	for name, o := range map[string]sdktrace.BatchSpanProcessorOption{
+		"OTEL_BSP_SCHEDULE_DELAY": sdktrace.WithBatchTimeout(batchDelay), "OTEL_BSP_EXPORT_TIMEOUT": sdktrace.WithExportTimeout(exportTimeout),
+		"OTEL_BSP_MAX_QUEUE_SIZE": sdktrace.WithMaxQueueSize(maxQueue),
+	} {
+		if env(name) == "" {
+			opts = append(opts, o)
+		}
+	}
+	return opts
+}
+
 // TracerProvider returns where tracers come from.
 func (t *Telemetry) TracerProvider() trace.TracerProvider { return t.provider }
+
+// Content returns what captures content, or nil where that is off.
+func (t *Telemetry) Content() *Content { return t.content }
 
 // Tracer returns the tracer called name of the provider.
 func (t *Telemetry) Tracer(name string) trace.Tracer { return Tracer(t.provider, name) }
@@ -186,12 +283,22 @@ func ParseEndpoint(s string) (string, error) {
 	switch {
 	case u.User != nil:
 		return "", errors.New("has a user name or password; put them into OTEL_EXPORTER_OTLP_HEADERS")
-	case u.Scheme != "http" && u.Scheme != "https":
-		return "", fmt.Errorf("has scheme %q; want http or https", u.Scheme)
+	case u.Scheme != "http" && u.Scheme != "https" && u.Scheme != "grpc" && u.Scheme != "grpcs":
+		return "", fmt.Errorf("has scheme %q; want http, https, grpc or grpcs", u.Scheme)
 	case u.Hostname() == "":
 		return "", errors.New("has no host; want host:port, or http:// or https:// with a host")
 	case u.RawQuery != "" || u.Fragment != "":
 		return "", errors.New("has a query or fragment; want neither")
+	}
+	if strings.HasPrefix(u.Scheme, "grpc") {
+		if u.Path != "" && u.Path != "/" {
+			return "", errors.New("has a path; OTLP over gRPC has none")
+		}
+		if u.Port() == "" {
+			u.Host += ":4317"
+		}
+		u.Path = ""
+		return u.String(), nil
 	}
 	if u.Path == "" || u.Path == "/" {
 		u.Path = "/v1/traces"
@@ -212,13 +319,56 @@ func describe(cfg Config) *resource.Resource {
 			attrs = append(attrs, attribute.String(kv.key, kv.value))
 		}
 	}
-	return resource.NewSchemaless(append(attrs, attribute.String("service.namespace", "herdgate"))...)
+	own := resource.NewSchemaless(append(attrs, attribute.String("service.namespace", "herdgate"))...)
+	// OTEL_RESOURCE_ATTRIBUTES adds to it. OTEL_SERVICE_NAME is left alone: one
+	// process may hold several services.
+	for pair := range strings.SplitSeq(os.Getenv("OTEL_RESOURCE_ATTRIBUTES"), ",") {
+		key, value, ok := strings.Cut(strings.TrimSpace(pair), "=")
+		if value, err := url.PathUnescape(value); ok && err == nil && key != "" {
+			if merged, err := resource.Merge(resource.NewSchemaless(attribute.String(strings.TrimSpace(key), strings.TrimSpace(value))), own); err == nil {
+				own = merged
+			}
+		}
+	}
+	return own
+}
+
+// Sampler records what the trace that it belongs to decided at its root; of new
+// traces the share ratio. What begins a trace only to link to others, such as a batch,
+// is recorded if one of those is.
+func Sampler(ratio float64) sdktrace.Sampler {
+	return sdktrace.ParentBased(linked{sdktrace.TraceIDRatioBased(ratio)})
+}
+
+type linked struct{ sdktrace.Sampler }
+
+// ShouldSample implements sdktrace.Sampler.
+func (l linked) ShouldSample(p sdktrace.SamplingParameters) sdktrace.SamplingResult {
+	if len(p.Links) == 0 {
+		return l.Sampler.ShouldSample(p)
+	}
+	for _, link := range p.Links {
+		if link.SpanContext.IsSampled() {
+			return sdktrace.AlwaysSample().ShouldSample(p)
+		}
+	}
+	return sdktrace.NeverSample().ShouldSample(p)
 }
 
 func spanLimits() sdktrace.SpanLimits {
 	limits := sdktrace.NewSpanLimits()
-	limits.AttributeValueLengthLimit = maxAttributeChars
+	limits.AttributeValueLengthLimit = bounded(limits.AttributeValueLengthLimit, maxAttributeChars)
+	limits.EventCountLimit = bounded(limits.EventCountLimit, maxSpanEvents)
+	limits.LinkCountLimit = bounded(limits.LinkCountLimit, maxLinks)
 	return limits
+}
+
+// bounded is the limit that the environment sets, where it is a tighter one.
+func bounded(limit, most int) int {
+	if limit < 0 || limit > most {
+		return most
+	}
+	return limit
 }
 
 // quietExporter keeps a failing collector out of the way: it logs the failure

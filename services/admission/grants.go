@@ -44,6 +44,8 @@ type granting struct {
 	sent     time.Time       // when the newest message was sent
 	ctx      context.Context //nolint:containedctx // carries the span
 	span     trace.Span
+	publish  trace.Span // of the grant's message
+	at       time.Time  // when it was let in
 	queued   *bus.Sent
 	admitted bus.Sent
 	grant    bus.Sent
@@ -54,7 +56,7 @@ func (r *reign) sendGrants(ctx context.Context, actions <-chan gate.Action) erro
 	var admitted, granted []*granting // that wait for an answer, the oldest first
 	defer func() {
 		for _, g := range append(admitted, granted...) {
-			g.span.End()
+			g.endSpans()
 		}
 	}()
 	admit := func() error {
@@ -72,7 +74,7 @@ func (r *reign) sendGrants(ctx context.Context, actions <-chan gate.Action) erro
 		if err := fault.Catch(func() error { return r.confirmGrant(ctx, g) }); err != nil {
 			return r.again(ctx, g, err)
 		}
-		g.span.End()
+		g.endSpans()
 		r.granted(ctx, g.a, g.began)
 		return nil
 	}
@@ -116,7 +118,7 @@ func (r *reign) sendGrants(ctx context.Context, actions <-chan gate.Action) erro
 				err = r.perform(ctx, action)
 				break
 			}
-			g := &granting{a: a, began: time.Now(), span: noSpan}
+			g := &granting{a: a, began: time.Now(), span: noSpan, publish: noSpan}
 			why := fault.Catch(func() error { return r.admit(ctx, g) })
 			if why == nil {
 				admitted = append(admitted, g)
@@ -136,11 +138,54 @@ func (r *reign) sendGrants(ctx context.Context, actions <-chan gate.Action) erro
 	}
 }
 
+// endSpans ends what is open; to do it again does nothing.
+func (g *granting) endSpans() {
+	g.publish.End()
+	g.span.End()
+}
+
+// task are the attributes of the task that is granted.
+func (g *granting) task() []attribute.KeyValue {
+	return []attribute.KeyValue{
+		telemetry.AttrTaskID.String(string(g.a.TaskID)), telemetry.AttrRunID.String(string(g.body.req.RunID)), telemetry.AttrTenant.String(string(g.body.tenant)),
+		telemetry.AttrPool.String(string(pool(g.a.Record))), telemetry.AttrAttempt.Int(g.a.Record.Attempt),
+	}
+}
+
+// traceWait makes the span of the wait, once that is over. It begins at the server's
+// time stamp, brought to our clock. Who is granted again has kept its slot and did
+// not wait.
+func (r *reign) traceWait(g *granting) {
+	if g.a.Record.Attempt != 1 {
+		return
+	}
+	began := g.body.queued.Add(-r.offset)
+	if began.After(g.at) {
+		began = g.at
+	}
+	_, wait := r.s.tracer.Start(telemetry.ContextWith(context.Background(), g.body.parent, g.body.state), "wait for admission",
+		trace.WithTimestamp(began), trace.WithAttributes(g.task()...), trace.WithAttributes(
+			telemetry.AttrQueuePosition.Int(g.a.EntryPosition), telemetry.AttrQueueDepth.Int(g.a.EntryDepth), telemetry.AttrQueueMS.Int64(g.at.Sub(began).Milliseconds()),
+		))
+	wait.End(trace.WithTimestamp(g.at))
+}
+
+// pool is where a record's task waits and runs.
+func pool(rec contract.TaskRecord) contract.Pool {
+	if rec.Pool == "" {
+		return contract.DefaultPool
+	}
+	return rec.Pool
+}
+
 var noSpan = trace.SpanFromContext(context.Background())
 
 // again tells a grant from the beginning, and does not give up.
 func (r *reign) again(ctx context.Context, g *granting, why error) error {
-	g.span.End()
+	if ctx.Err() == nil {
+		telemetry.Fail(g.span, telemetry.ErrorClass(why), "told again from the beginning")
+	}
+	g.endSpans()
 	if ctx.Err() != nil {
 		return nil
 	}
@@ -174,16 +219,12 @@ func (r *reign) admit(ctx context.Context, g *granting) (err error) {
 // goroutine sends is stored in that order.
 func (r *reign) sendAdmitted(ctx context.Context, g *granting) error {
 	a, b := g.a, g.body
-	// The span covers the wait, so that queue time can be seen. Its start is the
-	// server's time stamp, brought to our clock.
-	began := b.queued.Add(-r.offset)
-	if a.Record.Attempt > 1 {
-		began = r.s.now()
-	}
-	g.ctx, g.span = r.s.tracer.Start(telemetry.ContextWith(context.Background(), b.parent, b.state), "admit", trace.WithSpanKind(trace.SpanKindConsumer), trace.WithTimestamp(began), trace.WithAttributes(
-		attribute.String("herdgate.task_id", string(a.TaskID)), attribute.String("herdgate.run_id", string(b.req.RunID)),
-		attribute.Int("herdgate.attempt", a.Record.Attempt), attribute.Int("herdgate.slot", a.Record.Slot),
-	))
+	names := r.s.bus.Names
+	parent := telemetry.ContextWith(context.Background(), b.parent, b.state)
+	g.at = r.s.now()
+	// The stream is read again by each leader, so there are no deliveries to count.
+	g.ctx, g.span = telemetry.StartProcess(parent, r.s.tracer, telemetry.RequestTemplate(names.Prefix()), "admission", 0, append(g.task(),
+		telemetry.AttrSlot.Int(a.Record.Slot), telemetry.AttrEpoch.Int64(int64(a.Record.Epoch)), telemetry.AttrRequestSeq.Int64(int64(a.RequestSeq)))...)
 	tells := false
 	if a.Record.Attempt == 1 {
 		var err error
@@ -219,10 +260,6 @@ func (r *reign) sendGrantMessage(ctx context.Context, g *granting) error {
 		return err
 	}
 	a := g.a
-	pool := a.Record.Pool
-	if pool == "" {
-		pool = contract.DefaultPool
-	}
 	data, err := json.Marshal(contract.Grant{
 		TaskID: a.TaskID, Attempt: a.Record.Attempt, Slot: a.Record.Slot, Epoch: a.Record.Epoch, Revision: a.Revision,
 		LastEventSeq: admitted.Seq, LeaseTTLMS: r.s.cfg.LeaseTTL.Milliseconds(), Record: a.Record, Request: g.body.req,
@@ -231,10 +268,12 @@ func (r *reign) sendGrantMessage(ctx context.Context, g *granting) error {
 		return fmt.Errorf("grant: %w: %w", eventwrite.ErrImpossible, err)
 	}
 	h := nats.Header{}
-	telemetry.Inject(g.ctx, h)
+	publish, span := telemetry.StartPublish(g.ctx, r.s.tracer, telemetry.GrantTemplate(r.s.bus.Names.Prefix()), telemetry.AttrTaskID.String(string(a.TaskID)), telemetry.AttrAttempt.Int(a.Record.Attempt))
+	g.publish = span
+	telemetry.Inject(publish, h)
 	g.sent = time.Now()
 	g.grant, err = r.s.bus.Send(bus.Write{
-		Subject: r.s.bus.Names.TaskGrant(pool, a.TaskID), Data: data, Header: h, MsgID: string(a.TaskID) + "/" + strconv.Itoa(a.Record.Attempt),
+		Subject: r.s.bus.Names.TaskGrant(pool(a.Record), a.TaskID), Data: data, Header: h, MsgID: string(a.TaskID) + "/" + strconv.Itoa(a.Record.Attempt),
 	})
 	return err
 }
@@ -249,6 +288,7 @@ func (r *reign) confirmGrant(ctx context.Context, g *granting) error {
 	if _, err := g.grant.Wait(ctx); err != nil {
 		return err
 	}
+	r.traceWait(g)
 	r.s.log.Info().Str("task_id", string(g.a.TaskID)).Str("run_id", string(g.body.req.RunID)).Int("attempt", g.a.Record.Attempt).Int("slot", g.a.Record.Slot).
 		Str("trace_id", g.span.SpanContext().TraceID().String()).Msg("granted")
 	return nil

@@ -173,8 +173,8 @@ func (r *reign) sendGrant(ctx context.Context, a gate.SendGrant) {
 }
 
 func (r *reign) grant(ctx context.Context, a gate.SendGrant, b body) error {
-	g := &granting{a: a, body: b, span: noSpan}
-	defer func() { g.span.End() }()
+	g := &granting{a: a, body: b, span: noSpan, publish: noSpan}
+	defer func() { g.endSpans() }()
 	if err := r.sendAdmitted(ctx, g); err != nil {
 		return err
 	}

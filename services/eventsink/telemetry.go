@@ -10,48 +10,48 @@ import (
 	"github.com/herdgate/herdgate/internal/telemetry"
 )
 
-// trace makes one span for each trace that has events in the batch. Its parent
-// is the context of the trace's newest event, so that it hangs where the event
-// was made; events of other traces in the same batch do not show.
+// trace makes one span for a batch, with a link to the newest event of each trace in
+// it. It is in a trace of its own, for a batch belongs to no run. It is recorded where
+// one of those traces is; a batch without any has no span.
 func (ss *session) trace(ctx context.Context, batch []item, start time.Time) {
-	type group struct {
-		parent context.Context
-		events int
-	}
-	groups := map[trace.TraceID]*group{}
+	newest := map[trace.TraceID]trace.Link{}
 	var order []trace.TraceID
+	events := 0
 	for i := range batch {
 		it := &batch[i]
-		if it.verdict != store || it.traceParent == "" {
+		if it.verdict != store {
 			continue
 		}
-		parent := telemetry.ContextWith(ctx, it.traceParent, it.traceState)
-		id := trace.SpanContextFromContext(parent).TraceID()
-		if !id.IsValid() {
+		events++
+		link, ok := telemetry.LinkTo(it.traceParent, it.traceState)
+		if !ok || !link.SpanContext.IsSampled() {
 			continue
 		}
-		g := groups[id]
-		if g == nil {
-			g = &group{}
-			groups[id] = g
+		id := link.SpanContext.TraceID()
+		if _, known := newest[id]; !known {
 			order = append(order, id)
 		}
-		g.parent = parent
-		g.events++
+		newest[id] = link
 	}
-	for _, id := range order {
-		g := groups[id]
-		_, span := ss.tracer.Start(g.parent, "eventsink store",
-			trace.WithSpanKind(trace.SpanKindConsumer), trace.WithTimestamp(start),
-			trace.WithAttributes(
-				telemetry.AttrMessagingSystem.String(telemetry.MessagingSystem),
-				telemetry.AttrMessagingDestination.String(ss.bus.Names.EventStream()),
-				telemetry.AttrMessagingOperationType.String("process"),
-				telemetry.AttrMessagingConsumer.String(ss.bus.Names.SinkConsumer()),
-				telemetry.AttrMessagingBatchCount.Int(g.events),
-			))
-		span.End()
+	if len(order) == 0 {
+		return
 	}
+	links := make([]trace.Link, len(order))
+	for i, id := range order {
+		links[i] = newest[id]
+	}
+	template := telemetry.EventTemplate(ss.bus.Names.Prefix())
+	_, span := ss.tracer.Start(ctx, "process "+template,
+		trace.WithNewRoot(), trace.WithSpanKind(trace.SpanKindConsumer), trace.WithTimestamp(start), trace.WithLinks(links...),
+		trace.WithAttributes(
+			telemetry.AttrMessagingSystem.String(telemetry.MessagingSystem),
+			telemetry.AttrMessagingTemplate.String(template),
+			telemetry.AttrMessagingOperation.String("process"),
+			telemetry.AttrMessagingOperationType.String("process"),
+			telemetry.AttrMessagingConsumer.String(ss.bus.Names.SinkConsumer()),
+			telemetry.AttrMessagingBatchCount.Int(events),
+		))
+	span.End()
 }
 
 // metrics are the sink's figures.

@@ -5,13 +5,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/rs/zerolog"
 	"go.opentelemetry.io/otel/attribute"
-	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/herdgate/herdgate/internal/bus"
@@ -55,6 +55,7 @@ type attempt struct {
 	turn   *turn
 	cancel context.CancelCauseFunc
 	log    zerolog.Logger
+	span   trace.Span // of the agent's work; until that begins, of the delivery
 
 	progress    atomic.Int64 // when something happened last, as time since base
 	stopKeeping func()       // ends the renewals of the lease
@@ -92,14 +93,15 @@ func (s *Service) takeOpened(work context.Context, msg jetstream.Msg, o opening)
 		return nil
 	}
 	ctx, cancel := context.WithCancelCause(work)
-	ctx, span := s.tracer.Start(telemetry.Extract(ctx, msg.Headers()), "subagent "+g.Request.Subagent.Name, trace.WithSpanKind(trace.SpanKindConsumer), trace.WithAttributes(
-		attribute.String("herdgate.task_id", string(g.TaskID)), attribute.String("herdgate.run_id", string(g.Request.RunID)), attribute.Int("herdgate.attempt", g.Attempt),
-		attribute.String("gen_ai.operation.name", "invoke_agent"), attribute.String("gen_ai.agent.name", g.Request.Subagent.Name),
-	))
+	task := []attribute.KeyValue{
+		telemetry.AttrTaskID.String(string(g.TaskID)), telemetry.AttrRunID.String(string(g.Request.RunID)), telemetry.AttrTenant.String(string(g.Request.Tenant)),
+		telemetry.AttrAttempt.Int(g.Attempt), telemetry.AttrExecutor.String(s.cfg.Name),
+	}
+	ctx, process := telemetry.StartProcess(telemetry.Extract(ctx, msg.Headers()), s.tracer, telemetry.GrantTemplate(s.bus.Names.Prefix()), s.bus.Names.GrantConsumer(s.cfg.Pool), delivery(msg), task...)
 	a := &attempt{
-		s: s, grant: g, rec: g.Record, rev: g.Revision, last: g.LastEventSeq, ttl: time.Duration(g.LeaseTTLMS) * time.Millisecond, cancel: cancel, base: s.now(), turn: o.turn,
+		s: s, grant: g, rec: g.Record, rev: g.Revision, last: g.LastEventSeq, ttl: time.Duration(g.LeaseTTLMS) * time.Millisecond, cancel: cancel, base: s.now(), turn: o.turn, span: process,
 		log: s.log.With().Str("task_id", string(g.TaskID)).Str("run_id", string(g.Request.RunID)).Int("attempt", g.Attempt).
-			Str("trace_id", span.SpanContext().TraceID().String()).Logger(),
+			Str("trace_id", process.SpanContext().TraceID().String()).Logger(),
 	}
 	// From here on a cancellation is heard.
 	s.mu.Lock()
@@ -111,7 +113,8 @@ func (s *Service) takeOpened(work context.Context, msg jetstream.Msg, o opening)
 		delete(s.attempts, a)
 		s.mu.Unlock()
 		s.metrics.running.Dec()
-		span.End()
+		a.span.End()
+		process.End()
 		cancel(nil)
 	}
 	begun := false
@@ -127,6 +130,7 @@ func (s *Service) takeOpened(work context.Context, msg jetstream.Msg, o opening)
 	claimed, err := a.claim(ctx)
 	switch {
 	case err != nil:
+		telemetry.Fail(process, telemetry.ErrorClass(err), "the grant could not be claimed")
 		a.log.Warn().Err(err).Msg("a grant could not be claimed; giving it back")
 		s.giveBack(msg, o)
 		return nil
@@ -134,7 +138,7 @@ func (s *Service) takeOpened(work context.Context, msg jetstream.Msg, o opening)
 		s.bury(ctx, msg, fmt.Errorf("%w: grant: its revision %d is not the record's, although the record is granted at this attempt", contract.ErrInvalidMessage, g.Revision))
 		return nil
 	case !claimed:
-		span.SetAttributes(attribute.Bool("herdgate.void", true))
+		process.SetAttributes(telemetry.AttrVoid.Bool(true))
 		a.log.Info().Msg("a grant is void: the task has moved on")
 		_ = msg.Ack()
 		return nil
@@ -144,6 +148,11 @@ func (s *Service) takeOpened(work context.Context, msg jetstream.Msg, o opening)
 	}
 	s.metrics.claimed.Inc()
 	a.log.Info().Msg("claimed")
+	name := g.Request.Subagent.Name
+	ctx, a.span = s.tracer.Start(telemetry.WithContent(ctx, s.deps.Content), "invoke_agent "+name, trace.WithAttributes(task...), trace.WithAttributes(
+		telemetry.AttrGenAIOperation.String("invoke_agent"), telemetry.AttrGenAIAgentName.String(name), telemetry.AttrGenAIRequestModel.String(a.rec.ModelName),
+		telemetry.AttrGenAIConversationID.String(string(g.Request.ThreadID)),
+	))
 	keeping, stopKeeping := context.WithCancel(context.WithoutCancel(ctx))
 	a.stopKeeping = stopKeeping
 	kept := make(chan struct{})
@@ -169,7 +178,7 @@ func (s *Service) takeOpened(work context.Context, msg jetstream.Msg, o opening)
 		// All effects have stopped; renewals must not race with the last write.
 		stopKeeping()
 		<-kept
-		a.guardedEnd(func(err error) { a.end(ctx, span, end, err) }, err)
+		a.guardedEnd(func(err error) { a.end(ctx, end, err) }, err)
 	}
 }
 
@@ -290,6 +299,7 @@ func (a *attempt) write(ctx context.Context, rec contract.TaskRecord, rev uint64
 // pause waits before a repeat; false when ctx is done.
 func (a *attempt) pause(ctx context.Context, err error) bool {
 	a.log.Debug().Err(err).Msg("a write has to be repeated")
+	a.span.AddEvent(telemetry.EventWriteRetry)
 	a.turn.giveWay()
 	select {
 	case <-ctx.Done():
@@ -353,6 +363,7 @@ func (a *attempt) keep(ctx context.Context) {
 			a.cancel(a.whyRefused(ctx))
 			return
 		}
+		a.span.AddEvent(telemetry.EventLeaseRenewed)
 	}
 }
 
@@ -404,20 +415,28 @@ func (a *attempt) cancelSet(ctx context.Context) (bool, error) {
 }
 
 // end ends a task whose effects have stopped.
-func (a *attempt) end(ctx context.Context, span trace.Span, end outcome.End, err error) {
+func (a *attempt) end(ctx context.Context, end outcome.End, err error) {
 	// Writes of the end outlive the cause of the stop, within the lease.
 	final, done := context.WithTimeout(context.WithoutCancel(ctx), max(a.left()+margin(a.ttl), bus.WriteTimeout))
 	defer done()
 	switch {
 	case errors.Is(err, errFenced), errors.Is(err, errLeaseOver):
 		a.s.metrics.fenced.Inc()
-		span.SetStatus(codes.Error, err.Error())
+		if errors.Is(err, errLeaseOver) {
+			a.span.AddEvent(telemetry.EventLeaseOver)
+			telemetry.Fail(a.span, "lease_over", err.Error())
+		} else {
+			a.span.AddEvent(telemetry.EventFenced)
+			telemetry.Fail(a.span, "fenced", err.Error())
+		}
 		a.log.Warn().Err(err).Msg("stopped; nothing is written any more")
 		return
 	case errors.Is(err, errHandBack):
+		a.span.AddEvent(telemetry.EventHandedBack)
 		a.handBack(final, end)
 		return
 	case errors.Is(err, errCancelled):
+		a.span.AddEvent(telemetry.EventCancelled)
 		end = outcome.Map(outcome.Outcome{Kind: outcome.CancelObserved}).With(end)
 	case errors.Is(err, errStalled):
 		a.s.metrics.stalled.Inc()
@@ -431,11 +450,36 @@ func (a *attempt) end(ctx context.Context, span trace.Span, end outcome.End, err
 		a.log.Error().Err(err).Msg("the attempt failed for a fault of ours")
 		end = outcome.Map(outcome.Outcome{Kind: outcome.Exception, Message: err.Error()}).With(end)
 	}
-	if end.State != contract.StateCompleted {
-		span.SetStatus(codes.Error, string(end.State))
-	}
-	span.SetAttributes(attribute.String("herdgate.status", string(end.State)))
+	a.traceEnd(end)
 	a.finish(final, end)
+}
+
+// traceEnd tells the span how the task ends.
+func (a *attempt) traceEnd(end outcome.End) {
+	a.span.SetAttributes(telemetry.AttrStatus.String(string(end.State)))
+	if u := end.Usage; u != nil {
+		a.span.SetAttributes(telemetry.AttrGenAIInputTokens.Int64(u.InputTokens), telemetry.AttrGenAIOutputTokens.Int64(u.OutputTokens))
+	}
+	if end.StopReason != "" {
+		a.span.SetAttributes(telemetry.AttrStopReason.String(string(end.StopReason)))
+		a.span.AddEvent(telemetry.EventCapped, trace.WithAttributes(telemetry.AttrStopReason.String(string(end.StopReason))))
+	}
+	if end.State != contract.StateCompleted {
+		class := string(end.ErrorCode)
+		if class == "" {
+			class = string(end.State)
+		}
+		telemetry.Fail(a.span, class, string(end.State))
+	}
+}
+
+// delivery counts the deliveries of a message from 1; 0 when that is not known.
+func delivery(msg jetstream.Msg) int {
+	meta, err := msg.Metadata()
+	if err != nil {
+		return 0
+	}
+	return int(min(meta.NumDelivered, math.MaxInt32))
 }
 
 // finish writes the terminal record once and then its event (protocol W11).
@@ -461,6 +505,7 @@ func (a *attempt) finishMarked(ctx context.Context, used outcome.End) {
 	}
 	if !marked {
 		a.s.metrics.fenced.Inc()
+		a.span.AddEvent(telemetry.EventFenced)
 		a.log.Info().Str("state", string(now.State)).Msg("somebody else ended or moved the task; ours is dropped")
 		return
 	}

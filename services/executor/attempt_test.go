@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"go.opentelemetry.io/otel/trace/noop"
 
 	"github.com/herdgate/herdgate/internal/bus"
 	"github.com/herdgate/herdgate/internal/event"
@@ -117,7 +118,7 @@ func TestWriteLosesItsAnswer(t *testing.T) {
 	proxy := w.srv.Proxy()
 	w.svc = w.service(w.srv.Connect(bus.Config{Name: "ex-1", URL: proxy.URL()}))
 	g := w.granted("t_1", 1)
-	a := &attempt{s: w.svc, grant: g, rec: g.Record, rev: g.Revision, log: w.svc.log}
+	a := &attempt{s: w.svc, grant: g, rec: g.Record, rev: g.Revision, log: w.svc.log, span: noop.Span{}}
 	rec := g.Record
 	rec.State, rec.Writer = contract.StateRunning, "ex-1/1"
 	proxy.LoseAnswers()
@@ -175,7 +176,7 @@ func TestRefusedAlthoughUnmoved(t *testing.T) {
 	if err := w.bus.NC.Flush(); err != nil {
 		t.Fatal(err)
 	}
-	a := &attempt{s: w.svc, grant: contract.Grant{TaskID: "t_1", Attempt: 1}, ttl: leaseTTL, base: w.svc.now(), log: w.svc.log}
+	a := &attempt{s: w.svc, grant: contract.Grant{TaskID: "t_1", Attempt: 1}, ttl: leaseTTL, base: w.svc.now(), log: w.svc.log, span: noop.Span{}}
 	if ok, err := a.heartbeat(w.ctx, rev); !ok || err != nil || writes.Load() != 2 {
 		t.Errorf("heartbeat = %v, %v after %d writes, want the second to count", ok, err, writes.Load())
 	}

@@ -39,6 +39,7 @@ import (
 	"github.com/herdgate/herdgate/internal/model"
 	"github.com/herdgate/herdgate/internal/rungroup"
 	"github.com/herdgate/herdgate/internal/skill"
+	"github.com/herdgate/herdgate/internal/telemetry"
 	"github.com/herdgate/herdgate/internal/tool"
 	"github.com/herdgate/herdgate/internal/workspace"
 	"github.com/herdgate/herdgate/pkg/contract"
@@ -86,7 +87,9 @@ type Deps struct {
 	Now            func() time.Time
 	Log            zerolog.Logger
 	TracerProvider trace.TracerProvider
-	Registerer     prometheus.Registerer
+	// Content, if not nil, puts prompts, answers and arguments into spans.
+	Content    *telemetry.Content
+	Registerer prometheus.Registerer
 	// Ready is told of the service's readiness; nil ignores it.
 	Ready func(check string, err error)
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
+	"go.opentelemetry.io/otel/trace/noop"
 	"go.uber.org/goleak"
 
 	"github.com/herdgate/herdgate/internal/bus"
@@ -326,7 +327,7 @@ func (w *world) attempt(g contract.Grant) (*attempt, context.Context) {
 	w.Helper()
 	ctx, cancel := context.WithCancelCause(w.ctx)
 	w.Cleanup(func() { cancel(nil) })
-	a := &attempt{s: w.svc, grant: g, rec: g.Record, rev: g.Revision, last: g.LastEventSeq, ttl: leaseTTL, cancel: cancel, base: w.svc.now(), log: w.svc.log}
+	a := &attempt{s: w.svc, grant: g, rec: g.Record, rev: g.Revision, last: g.LastEventSeq, ttl: leaseTTL, cancel: cancel, base: w.svc.now(), log: w.svc.log, span: noop.Span{}}
 	a.ttl = time.Minute // nobody renews it
 	if ok, err := a.claim(ctx); !ok || err != nil {
 		w.Fatalf("claim = %v, %v", ok, err)

@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
+	"go.opentelemetry.io/otel/trace/noop"
 	"slices"
 	"strings"
 	"sync"
@@ -211,7 +212,7 @@ func TestPlacesOfThePrompt(t *testing.T) {
 	}
 	settings := config.Default()
 	s := &Service{cfg: Config{Settings: &settings}, zone: time.UTC, now: time.Now}
-	a := &attempt{s: s, grant: contract.Grant{Request: request("t_1")}}
+	a := &attempt{s: s, grant: contract.Grant{Request: request("t_1")}, span: noop.Span{}}
 	c := &chain{}
 	c.addPrompt(&job{a: a})
 	var names []string

@@ -70,7 +70,7 @@ func Serve(ctx context.Context, env *process.Env) error {
 		Name: env.Name, Pool: contract.Pool(env.Config.Executor.Pool), MaxTasks: env.Config.Executor.MaxTasks, DrainTimeout: drain,
 		StallTimeout: time.Duration(env.Config.Executor.StallTimeoutSeconds) * time.Second, Settings: &env.Config,
 	}, Deps{
-		Bus: p.Bus, Models: models, Log: p.Log, TracerProvider: p.Tel.TracerProvider(), Registerer: env.Metrics.Registerer(), Ready: p.Ready,
+		Bus: p.Bus, Models: models, Log: p.Log, TracerProvider: p.Tel.TracerProvider(), Content: p.Tel.Content(), Registerer: env.Metrics.Registerer(), Ready: p.Ready,
 		Tools: func(req contract.TaskRequest) ([]tool.Tool, func(), error) {
 			return openIn(req, tool.ThreadDir(root, req.Tenant, req.ThreadID))
 		},

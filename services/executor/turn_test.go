@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/rs/zerolog"
+	"go.opentelemetry.io/otel/trace/noop"
 
 	"github.com/herdgate/herdgate/internal/agent"
 	"github.com/herdgate/herdgate/internal/config"
@@ -40,7 +41,7 @@ func newLongTask(tb testing.TB, messages int, triggers ...config.Threshold) *lon
 	if err != nil {
 		tb.Fatal(err)
 	}
-	a := &attempt{s: s, grant: contract.Grant{TaskID: "t_1", Request: request("t_1")}, log: s.log, base: s.now(), today: s.now(), cancel: func(error) {}}
+	a := &attempt{s: s, grant: contract.Grant{TaskID: "t_1", Request: request("t_1")}, log: s.log, base: s.now(), today: s.now(), cancel: func(error) {}, span: noop.Span{}}
 	a.rec = contract.TaskRecord{TaskID: "t_1", RunID: a.grant.Request.RunID, Tenant: a.grant.Request.Tenant, ThreadID: a.grant.Request.ThreadID}
 	a.until.Store(int64(time.Hour))
 	t := &longTask{job: &job{a: a, ctx: tb.Context(), model: m, tools: []tool.Tool{echo{"bash"}}, skills: skill.NewSession(nil)}}

@@ -16,7 +16,6 @@ import (
 	"github.com/nats-io/nats.go/micro"
 	"github.com/oklog/ulid/v2"
 	"github.com/rs/zerolog"
-	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/herdgate/herdgate/internal/bus"
@@ -194,8 +193,7 @@ func (e *endpoint) answer(ctx context.Context, name string, r micro.Request, han
 		return tenantOr(tenant), nil
 	})
 	if err != nil {
-		span.RecordError(err)
-		span.SetStatus(codes.Error, "refused")
+		telemetry.Fail(span, telemetry.ErrorClass(err), "refused")
 		e.refuse(r, e.problemOf(err))
 		return
 	}

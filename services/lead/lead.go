@@ -35,6 +35,7 @@ import (
 	"github.com/herdgate/herdgate/internal/rungroup"
 	"github.com/herdgate/herdgate/internal/skill"
 	"github.com/herdgate/herdgate/internal/subagent"
+	"github.com/herdgate/herdgate/internal/telemetry"
 	"github.com/herdgate/herdgate/internal/tool"
 	"github.com/herdgate/herdgate/internal/workspace"
 	"github.com/herdgate/herdgate/pkg/contract"
@@ -118,7 +119,9 @@ type Deps struct {
 
 	Log            zerolog.Logger
 	TracerProvider trace.TracerProvider
-	Registerer     prometheus.Registerer
+	// Content, if not nil, puts prompts, answers and arguments into spans.
+	Content    *telemetry.Content
+	Registerer prometheus.Registerer
 	// Probes serves /healthz, /readyz and /metrics of the API; nil leaves them out.
 	Probes http.Handler
 	// Door, when set, is where the HTTP API is served; it is open already.
@@ -194,7 +197,7 @@ func New(cfg Config, deps Deps) (*Service, error) {
 		LeaseTTL: cfg.RunLeaseTTL, DrainTimeout: cfg.DrainTimeout, MaxActive: cfg.MaxActiveRuns, Retention: cfg.RunRetention,
 	}, run.Deps{
 		Bus: deps.Bus, Models: deps.Models, Catalogue: types, Dispatch: d, Tools: tools(cfg, deps.Workspaces), Skills: deps.Skills, MCP: deps.MCP,
-		Log: deps.Log, TracerProvider: deps.TracerProvider, Registerer: deps.Registerer, Now: deps.Now,
+		Log: deps.Log, TracerProvider: deps.TracerProvider, Content: deps.Content, Registerer: deps.Registerer, Now: deps.Now,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("lead: %w", err)

@@ -88,7 +88,7 @@ func Serve(ctx context.Context, env *process.Env) error {
 	defer external.Close()
 	svc, err := New(cfg, Deps{
 		Workspaces: workspaces, Skills: env.Skills(p.Log), MCP: external,
-		Bus: p.Bus, Models: models, Catalogue: catalogue, AgentStore: store, AgentFiles: files, FilesInterval: filesInterval, Log: p.Log, TracerProvider: p.Tel.TracerProvider(),
+		Bus: p.Bus, Models: models, Catalogue: catalogue, AgentStore: store, AgentFiles: files, FilesInterval: filesInterval, Log: p.Log, TracerProvider: p.Tel.TracerProvider(), Content: p.Tel.Content(),
 		Registerer: env.Metrics.Registerer(), Probes: env.Metrics.Handler(), Door: door, Ready: p.Ready, Ask: p.Metrics.Probes.Ask,
 	})
 	if err != nil {

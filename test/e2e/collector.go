@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"sync"
 	"testing"
 
@@ -23,6 +24,7 @@ type Collector struct {
 
 type span struct {
 	trace, parent, name, service string
+	links                        []string // the traces that it links to
 }
 
 // NewCollector starts a collector.
@@ -54,14 +56,18 @@ func (c *Collector) take(req *collector.ExportTraceServiceRequest) {
 		}
 		for _, ss := range rs.ScopeSpans {
 			for _, s := range ss.Spans {
-				c.spans[hex.EncodeToString(s.SpanId)] = span{hex.EncodeToString(s.TraceId), hex.EncodeToString(s.ParentSpanId), s.Name, service}
+				var links []string
+				for _, l := range s.Links {
+					links = append(links, hex.EncodeToString(l.TraceId))
+				}
+				c.spans[hex.EncodeToString(s.SpanId)] = span{hex.EncodeToString(s.TraceId), hex.EncodeToString(s.ParentSpanId), s.Name, service, links}
 			}
 		}
 	}
 }
 
-// Check says what is wrong with a trace that should span all four services, or
-// nothing.
+// Check says what is wrong with a trace that should span all services, the sink by
+// links, or nothing.
 func (c *Collector) Check(trace string) string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -69,6 +75,9 @@ func (c *Collector) Check(trace string) string {
 	roots := 0
 	for _, s := range c.spans {
 		if s.trace != trace {
+			if slices.Contains(s.links, trace) {
+				services[s.service] = true // a batch, which is in a trace of its own
+			}
 			continue
 		}
 		services[s.service] = true

@@ -162,11 +162,11 @@ func TestChildrenHangBelowTheirRun(t *testing.T) {
 				if strings.HasPrefix(sp.Name, "chat ") {
 					chats[attr(sp, "gen_ai.agent.name")]++
 				}
-				if !strings.HasPrefix(sp.Name, "subagent ") {
+				if !strings.HasPrefix(sp.Name, "invoke_agent ") || sp.Name == "invoke_agent lead" {
 					continue
 				}
 				children++
-				if sp.Name != "subagent general-purpose" || attr(sp, "gen_ai.agent.name") != "general-purpose" {
+				if sp.Name != "invoke_agent general-purpose" || attr(sp, "gen_ai.agent.name") != "general-purpose" {
 					return fmt.Sprintf("a child's span is %q with the agent %q", sp.Name, attr(sp, "gen_ai.agent.name"))
 				}
 				above := []string{}
@@ -178,7 +178,7 @@ func TestChildrenHangBelowTheirRun(t *testing.T) {
 					p = parent
 					above = append(above, p.Name)
 				}
-				if !slices.Contains(above, "run") || !slices.Contains(above, "execute_tool task") {
+				if !slices.Contains(above, "invoke_agent lead") || !slices.Contains(above, "execute_tool task") {
 					return fmt.Sprintf("above a child's span stand %q", above)
 				}
 				if sp.SpanContext.TraceID().String() != run.TraceID {

@@ -23,6 +23,7 @@ import (
 	"github.com/herdgate/herdgate/internal/natstest"
 	"github.com/herdgate/herdgate/internal/provision"
 	"github.com/herdgate/herdgate/internal/subagent"
+	"github.com/herdgate/herdgate/internal/telemetry"
 	"github.com/herdgate/herdgate/internal/tool"
 	"github.com/herdgate/herdgate/pkg/contract"
 	"github.com/herdgate/herdgate/pkg/envelope"
@@ -43,6 +44,7 @@ type Options struct {
 	Model                 model.Model
 	Tools                 func(contract.TaskRequest) ([]tool.Tool, func(), error)
 	TracerProvider        trace.TracerProvider
+	Content               *telemetry.Content
 	Listen                bool
 	Log                   zerolog.Logger
 	// Settings are the executors'; nil takes the defaults.
@@ -216,7 +218,7 @@ func (s *System) Executor(name string, tasks int, drain time.Duration) *Process 
 		s.t.Fatal(err)
 	}
 	svc, err := executor.New(executor.Config{Name: name, MaxTasks: tasks, DrainTimeout: drain, Settings: s.Opts.Settings},
-		executor.Deps{Bus: conn, Models: models, Tools: s.Opts.Tools, Log: s.Opts.Log, TracerProvider: s.Opts.TracerProvider})
+		executor.Deps{Bus: conn, Models: models, Tools: s.Opts.Tools, Log: s.Opts.Log, TracerProvider: s.Opts.TracerProvider, Content: s.Opts.Content})
 	if err != nil {
 		s.t.Fatal(err)
 	}

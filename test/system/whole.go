@@ -70,7 +70,7 @@ func (s *System) LeadOf(name, workspaces string, web lead.HTTPConfig) (*Process,
 	svc, err := lead.New(lead.Config{
 		Name: name, HTTP: web, SubagentsEnabled: true, ShellAllowed: true,
 		WorkspaceRoot: workspaces, DrainTimeout: time.Second, RunLeaseTTL: 3 * time.Second,
-	}, lead.Deps{Bus: conn, Models: models, Subagents: types, Log: s.Opts.Log, TracerProvider: s.Opts.TracerProvider})
+	}, lead.Deps{Bus: conn, Models: models, Subagents: types, Log: s.Opts.Log, TracerProvider: s.Opts.TracerProvider, Content: s.Opts.Content})
 	if err != nil {
 		s.t.Fatal(err)
 	}

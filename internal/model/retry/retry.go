@@ -8,11 +8,11 @@ import (
 
 	"github.com/cenkalti/backoff/v5"
 	"github.com/rs/zerolog"
-	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/herdgate/herdgate/internal/model"
 	"github.com/herdgate/herdgate/internal/pause"
+	"github.com/herdgate/herdgate/internal/telemetry"
 )
 
 // Policy says how often and how patiently. Zero values take the defaults.
@@ -83,10 +83,10 @@ func (r *retrying) Generate(ctx context.Context, req model.Request, onDelta func
 		if time.Since(start)+wait > r.policy.MaxTotal {
 			return model.Response{}, err
 		}
-		trace.SpanFromContext(ctx).AddEvent("model.retry", trace.WithAttributes(
-			attribute.Int("attempt", attempt),
-			attribute.String("error.type", fault.Code),
-			attribute.Int64("wait_ms", wait.Milliseconds()),
+		trace.SpanFromContext(ctx).AddEvent(telemetry.EventModelRetry, trace.WithAttributes(
+			telemetry.AttrAttempt.Int(attempt),
+			telemetry.AttrErrorType.String(fault.Code),
+			telemetry.AttrWaitMS.Int64(wait.Milliseconds()),
 		))
 		r.log.Warn().Str("model", r.Name()).Int("attempt", attempt).Str("code", fault.Code).Dur("wait", wait).Msg("model call failed; asking again")
 		if err := pause.For(ctx, wait); err != nil {

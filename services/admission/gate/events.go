@@ -128,6 +128,9 @@ type SendGrant struct {
 	RequestSeq uint64
 	Revision   uint64
 	Record     contract.TaskRecord
+	// EntryPosition and EntryDepth tell the queue of its pool when the task began to
+	// wait; 0 for one that did not have to, or began before this gate.
+	EntryPosition, EntryDepth int
 }
 
 // TellQueued asks for the event that a task has begun to wait.

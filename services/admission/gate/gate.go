@@ -145,6 +145,8 @@ type task struct {
 	endPlace    *list.Element // in ends
 	end         ending        // why it is in ends
 	wake        time.Time     // earliest pending timer
+
+	entryPosition, entryDepth int // in the queue of its pool when it began to wait
 }
 
 type ending struct {
@@ -237,7 +239,11 @@ func (g *Gate) opened(now time.Time) {
 }
 
 func (g *Gate) tellQueued(t *task) {
-	g.do(TellQueued{TaskID: t.id, RequestSeq: t.req.Seq, Position: t.pool.ranks.rank(t.rank)})
+	position := t.pool.ranks.rank(t.rank)
+	if t.entryPosition == 0 {
+		t.entryPosition, t.entryDepth = position, t.pool.order.Len()
+	}
+	g.do(TellQueued{TaskID: t.id, RequestSeq: t.req.Seq, Position: position})
 }
 
 // inOrder returns all tasks, those with a request in the order of the requests:
@@ -456,7 +462,7 @@ func (g *Gate) considerGranted(t *task, now time.Time) {
 		g.move(t, g.terminal(t, ending{contract.StateCancelled, "", "cancelled before an executor began"}, now))
 	case t.sent != t.rec.Attempt:
 		t.busy = true
-		g.do(SendGrant{TaskID: t.id, RequestSeq: t.req.Seq, Revision: t.rev, Record: *t.rec})
+		g.do(SendGrant{TaskID: t.id, RequestSeq: t.req.Seq, Revision: t.rev, Record: *t.rec, EntryPosition: t.entryPosition, EntryDepth: t.entryDepth})
 	}
 }
 

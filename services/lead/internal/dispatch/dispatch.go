@@ -20,7 +20,6 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
-	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/herdgate/herdgate/internal/admissionapi"
@@ -126,17 +125,24 @@ func (d *Dispatcher) Submit(ctx context.Context, req contract.TaskRequest) (Acce
 	if err != nil {
 		return Accepted{}, fmt.Errorf("submit task: %w", err)
 	}
-	ctx, span := d.tracer.Start(ctx, "task submit", trace.WithSpanKind(trace.SpanKindProducer), trace.WithAttributes(
-		telemetry.AttrMessagingSystem.String(telemetry.MessagingSystem),
-		telemetry.AttrTaskID.String(string(req.TaskID)),
-		telemetry.AttrRunID.String(string(req.RunID)),
+	sending, span := telemetry.StartPublish(ctx, d.tracer, telemetry.RequestTemplate(d.c.Names.Prefix()),
+		telemetry.AttrTaskID.String(string(req.TaskID)), telemetry.AttrRunID.String(string(req.RunID)), telemetry.AttrTenant.String(string(req.Tenant)),
+		telemetry.AttrMessagingMessageID.String(string(req.TaskID)), telemetry.AttrMessagingBodySize.Int(len(body)),
 		telemetry.AttrSubagentType.String(req.Subagent.Name),
-	))
-	defer span.End()
-	acc, err := d.submit(ctx, req, body)
+	)
+	acc, err := d.submit(sending, req, body)
 	if err != nil {
-		span.RecordError(err)
-		span.SetStatus(codes.Error, "not accepted")
+		class := telemetry.ErrorClass(err)
+		switch {
+		case errors.Is(err, ErrQueueFull):
+			class = string(contract.ErrQueueFull)
+		case errors.Is(err, ErrUnavailable):
+			class = "unavailable"
+		}
+		telemetry.Fail(span, class, "not accepted")
+	}
+	span.End()
+	if err != nil {
 		return acc, err
 	}
 	posCtx, cancel := context.WithTimeout(ctx, positionBudget)

@@ -15,6 +15,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -24,7 +25,6 @@ import (
 	"github.com/oklog/ulid/v2"
 	"github.com/rs/zerolog"
 	"go.opentelemetry.io/otel/attribute"
-	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/herdgate/herdgate/internal/client/wire"
@@ -330,7 +330,7 @@ func (s *Server) observe(next http.Handler) http.Handler {
 				span.SetAttributes(attribute.String("http.route", *route))
 			}
 			if rec.status >= 500 {
-				span.SetStatus(codes.Error, http.StatusText(rec.status))
+				telemetry.Fail(span, strconv.Itoa(rec.status), http.StatusText(rec.status))
 			}
 			l := s.logFor(ctx)
 			l.Debug().Str("method", r.Method).Str("path", r.URL.Path).Int("status", rec.status).Dur("took", s.deps.Now().Sub(begin)).Msg("http: request")

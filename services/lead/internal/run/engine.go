@@ -151,6 +151,7 @@ type Deps struct {
 	Log zerolog.Logger
 	// TracerProvider may be nil, for no traces.
 	TracerProvider trace.TracerProvider
+	Content        *telemetry.Content // nil: none is captured
 	// Registerer may be nil, for no metrics.
 	Registerer prometheus.Registerer
 	// Now may be nil, for the system's clock.
@@ -336,7 +337,7 @@ func (e *Engine) launch(d *drive, span trace.Span) {
 	go func() {
 		defer e.wg.Done()
 		defer span.End()
-		d.drive(trace.ContextWithSpan(d.ctx, span))
+		d.drive(telemetry.WithContent(trace.ContextWithSpan(d.ctx, span), e.deps.Content))
 		d.end()
 		e.metrics.active.Dec()
 		e.mu.Lock()
@@ -378,9 +379,9 @@ func (e *Engine) Start(ctx context.Context, in runapi.RunInput) (contract.RunRec
 	conv.Messages = append(conv.Messages, model.Message{Role: model.RoleUser, Text: in.Input})
 	number(conv.Messages, 0)
 
-	spanCtx, span := e.tracer.Start(ctx, "run", trace.WithAttributes(
+	spanCtx, span := e.tracer.Start(ctx, "invoke_agent lead", trace.WithAttributes(
 		telemetry.AttrRunID.String(string(rec.RunID)), telemetry.AttrTenant.String(string(rec.Tenant)),
-		telemetry.AttrGenAIOperation.String("invoke_agent"), telemetry.AttrGenAIAgentName.String("lead"),
+		telemetry.AttrGenAIOperation.String("invoke_agent"), telemetry.AttrGenAIAgentName.String("lead"), telemetry.AttrGenAIConversationID.String(string(rec.ThreadID)),
 	))
 	rec.TraceParent, _ = telemetry.TraceParent(spanCtx)
 	rec.TraceID = telemetry.TraceID(spanCtx)
@@ -400,7 +401,7 @@ func (e *Engine) Start(ctx context.Context, in runapi.RunInput) (contract.RunRec
 		err = d.lease(first)
 	}
 	if err != nil {
-		span.RecordError(err)
+		telemetry.Fail(span, telemetry.ErrorClass(err), "the run could not be started")
 		span.End()
 		d.end()
 		e.release()

@@ -8,8 +8,6 @@ import (
 	"strings"
 	"sync"
 
-	"go.opentelemetry.io/otel/attribute"
-	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/herdgate/herdgate/internal/agent"
@@ -40,10 +38,10 @@ const (
 func (e *Engine) resume(d *drive) {
 	d.resumed = true
 	ctx := telemetry.ContextWith(d.ctx, d.rec.TraceParent, "")
-	_, span := e.tracer.Start(ctx, "run", trace.WithAttributes(
+	_, span := e.tracer.Start(ctx, "invoke_agent lead", trace.WithAttributes(
 		telemetry.AttrRunID.String(string(d.id)), telemetry.AttrTenant.String(string(d.rec.Tenant)),
-		telemetry.AttrGenAIOperation.String("invoke_agent"), telemetry.AttrGenAIAgentName.String("lead"),
-		attribute.Bool("herdgate.takeover", true),
+		telemetry.AttrGenAIOperation.String("invoke_agent"), telemetry.AttrGenAIAgentName.String("lead"), telemetry.AttrGenAIConversationID.String(string(d.rec.ThreadID)),
+		telemetry.AttrTakeover.Bool(true),
 	))
 	e.launch(d, span)
 }
@@ -71,8 +69,14 @@ func (d *drive) drive(ctx context.Context) {
 	switch {
 	case err == nil:
 		span.SetAttributes(telemetry.AttrStatus.String(string(end.status)), telemetry.AttrStopReason.String(string(end.stop)))
+		if u := d.snapshot().Usage; u != nil {
+			span.SetAttributes(telemetry.AttrGenAIInputTokens.Int64(u.InputTokens), telemetry.AttrGenAIOutputTokens.Int64(u.OutputTokens))
+		}
+		if end.status == contract.RunCancelled {
+			span.AddEvent(telemetry.EventCancelled)
+		}
 		if end.status == contract.RunFailed {
-			span.SetStatus(codes.Error, "the run failed")
+			telemetry.Fail(span, string(end.code), "the run failed")
 		}
 		d.e.metrics.ended.WithLabelValues(string(end.status)).Inc()
 		d.log.Info().Str("status", string(end.status)).Str("stop_reason", string(end.stop)).Msg("run ended")
@@ -80,7 +84,7 @@ func (d *drive) drive(ctx context.Context) {
 		d.handOver()
 	default:
 		// The lease runs out by itself; whoever hears of it goes on.
-		span.SetStatus(codes.Error, "driven on elsewhere")
+		telemetry.Fail(span, "driven_elsewhere", "driven on elsewhere")
 		d.log.Warn().Err(err).Msg("stopped driving a run that has not ended")
 	}
 }

@@ -10,7 +10,6 @@ import (
 	"strings"
 	"time"
 
-	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/herdgate/herdgate/internal/bus"
@@ -150,18 +149,25 @@ func (t *task) Call(ctx context.Context, call tool.Call) (tool.Result, error) {
 	}
 	req := t.request(id, call, args, def)
 
-	ctx, span := d.e.tracer.Start(ctx, "task", trace.WithSpanKind(trace.SpanKindProducer), trace.WithAttributes(
+	ctx, span := d.e.tracer.Start(ctx, "task", trace.WithAttributes(
 		telemetry.AttrTaskID.String(string(id)), telemetry.AttrRunID.String(string(d.id)), telemetry.AttrSubagentType.String(def.Name),
 	))
 	defer span.End()
 	o, err := t.run(ctx, req)
 	if err != nil {
-		span.SetStatus(codes.Error, "not awaited to its end")
+		telemetry.Fail(span, "not_awaited", "not awaited to its end")
 		return tool.Result{}, err
 	}
 	span.SetAttributes(telemetry.AttrStatus.String(string(o.facts.Status)))
+	if o.facts.StopReason != "" {
+		span.SetAttributes(telemetry.AttrStopReason.String(string(o.facts.StopReason)))
+	}
 	if o.facts.Status != contract.ToolCompleted {
-		span.SetStatus(codes.Error, "the task did not complete")
+		class := string(o.code)
+		if class == "" {
+			class = string(o.facts.Status)
+		}
+		telemetry.Fail(span, class, "the task did not complete")
 	}
 	return t.result(id, o)
 }

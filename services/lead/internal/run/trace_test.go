@@ -55,17 +55,17 @@ func TestTrace(t *testing.T) {
 			t.Errorf("span %s is an orphan", s.Name)
 		}
 		switch s.Name {
-		case "run":
+		case "invoke_agent lead":
 			if s.Parent.SpanID() != root.SpanContext().SpanID() || s.SpanKind != trace.SpanKindInternal {
-				t.Errorf("span run: parent %s, kind %s", s.Parent.SpanID(), s.SpanKind)
+				t.Errorf("span of the run: parent %s, kind %s", s.Parent.SpanID(), s.SpanKind)
 			}
 		case "task":
-			if s.SpanKind != trace.SpanKindProducer || ids[s.Parent.SpanID()].Name != "execute_tool task" {
+			if s.SpanKind != trace.SpanKindInternal || ids[s.Parent.SpanID()].Name != "execute_tool task" {
 				t.Errorf("span task: kind %s, parent %s", s.SpanKind, ids[s.Parent.SpanID()].Name)
 			}
 		}
 	}
-	if count["run"] != 1 || count["task"] != 2 || count["chat fake-1"] != 2 {
+	if count["invoke_agent lead"] != 1 || count["task"] != 2 || count["chat fake-1"] != 2 {
 		t.Errorf("spans = %v", count)
 	}
 	w.gate.mu.Lock()
