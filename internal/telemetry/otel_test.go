@@ -89,7 +89,7 @@ func TestSilentCollectorCostsNoMemory(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer ln.Close() //nolint:errcheck // a test
+	defer ln.Close()
 	for _, endpoint := range []string{"grpc://" + ln.Addr().String(), ln.Addr().String()} {
 		tel, err := Start(t.Context(), Config{SampleRatio: 1, OTLPEndpoint: endpoint})
 		if err != nil {
