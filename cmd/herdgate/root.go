@@ -75,7 +75,7 @@ never more at a time than allowed.
 	}
 	add("start", a.demoCommand(), a.upCommand(), a.mcpCommand())
 	add("start", a.serviceCommands()...)
-	add("use", a.runCommand(), a.runsCommand(), a.tasksCommand(), a.agentsCommand(), a.eventsCommand())
+	add("use", a.runCommand(), a.runsCommand(), a.traceCommand(), a.tasksCommand(), a.agentsCommand(), a.eventsCommand())
 	add("care", a.doctorCommand(), a.fakeModelCommand(), a.provisionCommand(), a.configCommand(), a.contractCommand(), a.versionCommand())
 	return root
 }

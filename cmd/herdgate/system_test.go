@@ -171,6 +171,7 @@ func TestWorkWithARunningSystem(t *testing.T) {
 		}
 	}
 	contains(t, "export to a strange file", do("events", "export", "--file", filepath.Join(dir, "herdgate.yaml")).want(t, 1).stderr, "choose another file")
+	traced(t, do, id, task)
 	matches(t, "doctor", do("doctor").want(t, 0).stdout, `^ok +lead .* is ready$`, `^ok +model scripted`)
 	stopped(t, p)
 }
