@@ -163,6 +163,10 @@ func (a *app) agentsDelete() *cobra.Command {
 			if notFound(err) {
 				return applied{}, fmt.Errorf("there is no managed definition %q; `herdgate agents list` shows where a type comes from", name)
 			}
+			var api *client.Error
+			if errors.As(err, &api) && api.Code == wire.CodeInternal {
+				before, err = wire.Subagent{Name: name}, nil // it cannot be shown, and all the more be deleted
+			}
 			if err == nil {
 				err = c.DeleteSubagent(ctx, before.Name, before.Revision)
 			}

@@ -7,6 +7,7 @@ package agentstore
 import (
 	"context"
 	"errors"
+	"fmt"
 
 	"github.com/herdgate/herdgate/internal/subagent"
 )
@@ -19,6 +20,9 @@ var (
 	ErrExists = errors.New("a managed definition of that name exists already")
 	// ErrStale: it has changed since the revision that the caller saw.
 	ErrStale = errors.New("the managed definition has changed meanwhile")
+	// ErrUnreadable: what the store has under the name is no definition, as after a
+	// return to an older version of the program.
+	ErrUnreadable = errors.New("the managed definition cannot be read")
 	// ErrUnavailable: the store did not answer; a write may have landed.
 	ErrUnavailable = errors.New("the store of managed definitions does not answer")
 )
@@ -29,7 +33,8 @@ var (
 // name that is made anew never repeats one. It is safe for concurrent use, by
 // any number of processes.
 type Store interface {
-	// Get returns a definition; ErrNotFound.
+	// Get returns a definition; ErrNotFound; with ErrUnreadable its name and revision,
+	// so that it can be replaced and deleted.
 	Get(ctx context.Context, name string) (subagent.Stored, error)
 	// Create stores a definition whose name is free and returns it as stored;
 	// ErrExists.
@@ -43,4 +48,11 @@ type Store interface {
 	// at the beginning, and after changes by whomever. Several changes may come as
 	// one. It returns nil when ctx is done; an error when the store is gone.
 	Watch(ctx context.Context, fn func(all []subagent.Stored, revision uint64)) error
+}
+
+// unreadable is the answer of Get for what is no definition. The cause is text alone:
+// the fault is not in what the caller said.
+func unreadable(name string, revision uint64, cause error) (subagent.Stored, error) {
+	return subagent.Stored{Managed: subagent.Managed{Name: name}, Revision: revision},
+		fmt.Errorf("%s, revision %d: %w: %s", name, revision, ErrUnreadable, cause.Error())
 }

@@ -73,8 +73,12 @@ func TestUnreadableValueIsLeftOut(t *testing.T) {
 	if err := s.Watch(watch, func(all []subagent.Stored, _ uint64) { got = all; stop() }); err != nil || len(got) != 1 || got[0].Name != "good" {
 		t.Errorf("watched %+v, %v", got, err)
 	}
-	if _, err := s.Get(ctx, "broken"); err == nil || errors.Is(err, agentstore.ErrNotFound) || !strings.Contains(err.Error(), "broken") {
-		t.Errorf("get of a broken one: %v", err)
+	broken, err := s.Get(ctx, "broken")
+	if !errors.Is(err, agentstore.ErrUnreadable) || errors.Is(err, subagent.ErrDefinition) || !strings.Contains(err.Error(), "broken") || broken.Revision == 0 {
+		t.Errorf("get of a broken one: %+v, %v", broken, err)
+	}
+	if _, err := s.Update(ctx, storetest.Definition("broken", "mended"), broken.Revision); err != nil {
+		t.Errorf("another in its place: %v", err)
 	}
 }
 

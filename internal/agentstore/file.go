@@ -113,7 +113,7 @@ func (s *File) Get(_ context.Context, name string) (subagent.Stored, error) {
 	}
 	got, err := i.decode(key)
 	if err != nil {
-		return subagent.Stored{}, fmt.Errorf("managed definition %s, revision %d, cannot be read: %w", key, i.Revision, err)
+		return unreadable(key, i.Revision, err)
 	}
 	return got, nil
 }

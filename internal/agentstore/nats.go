@@ -84,7 +84,7 @@ func (s *NATS) Get(ctx context.Context, name string) (subagent.Stored, error) {
 	}
 	m, err := subagent.DecodeManaged(data)
 	if err != nil {
-		return subagent.Stored{}, fmt.Errorf("managed definition %s, revision %d, cannot be read: %w", key, rev, err)
+		return unreadable(key, rev, err)
 	}
 	return subagent.Stored{Managed: m, Revision: rev}, nil
 }

@@ -83,7 +83,7 @@ func (s *Sink) Get(ctx context.Context, name string) (subagent.Stored, error) {
 	}
 	got, err := item{Revision: rev, Definition: data}.decode(key)
 	if err != nil {
-		return subagent.Stored{}, fmt.Errorf("managed definition %s, revision %d, cannot be read: %w", key, rev, err)
+		return unreadable(key, rev, err)
 	}
 	return got, nil
 }

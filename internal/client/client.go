@@ -198,9 +198,14 @@ func (c *Client) PutSubagent(ctx context.Context, name string, req wire.Subagent
 	return callWith[wire.Subagent](ctx, c, http.MethodPut, "/v1/subagents/"+url.PathEscape(name), nil, h, req)
 }
 
-// DeleteSubagent deletes a managed definition, if it still has the revision.
+// DeleteSubagent deletes a managed definition, if it still has the revision; with 0
+// whatever there is.
 func (c *Client) DeleteSubagent(ctx context.Context, name string, revision uint64) error {
-	_, err := callWith[struct{}](ctx, c, http.MethodDelete, "/v1/subagents/"+url.PathEscape(name), nil, http.Header{"If-Match": {etag(revision)}}, nil)
+	h := http.Header{"If-Match": {"*"}}
+	if revision > 0 {
+		h = http.Header{"If-Match": {etag(revision)}}
+	}
+	_, err := callWith[struct{}](ctx, c, http.MethodDelete, "/v1/subagents/"+url.PathEscape(name), nil, h, nil)
 	return err
 }
 

@@ -83,6 +83,9 @@ func (m Managed) Normalize() (Managed, error) {
 	m.SystemPrompt = required(bad, "system_prompt", m.SystemPrompt, MaxPromptChars, "it is what the sub-agent is told first")
 	m.Tools = nameList(bad, "tools", m.Tools)
 	m.DisallowedTools = withDenials(nameList(bad, "disallowed_tools", m.DisallowedTools))
+	if n := len(m.DisallowedTools); n > MaxListItems { // or it could be stored, and not be read again
+		bad("disallowed_tools has %d items with the %d that are always denied; want at most %d", n, len(deniedTools()), MaxListItems)
+	}
 	m.Skills = nameList(bad, "skills", m.Skills)
 	if m.Model = strings.TrimSpace(m.Model); m.Model == "" {
 		m.Model = InheritModel

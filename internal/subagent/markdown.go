@@ -186,13 +186,19 @@ func (p *markdown) fields(head string) ([]field, error) {
 	return fields, unique(fields)
 }
 
+// spellings are the keys that other programs write in another way.
+var spellings = map[string]string{"disallowedTools": "disallowed_tools", "maxTurns": "max_turns"}
+
+// unique refuses a key that stands there twice, in whichever spelling: the second
+// one would take away what the first one denies.
 func unique(fields []field) error {
 	seen := map[string]int{}
 	for _, f := range fields {
-		if before, twice := seen[f.key]; twice {
+		key := cmpOr(spellings[f.key], f.key)
+		if before, twice := seen[key]; twice {
 			return at(f.line, "%s stands here a second time, after line %d; keep one of them", f.key, before)
 		}
-		seen[f.key] = f.line
+		seen[key] = f.line
 	}
 	return nil
 }
@@ -356,13 +362,21 @@ func (p *markdown) take(c *Custom, denied *[]string, f field) error {
 		if len(list) == 1 && list[0] == "*" {
 			list = nil
 		}
-		c.Tools = p.tools(f, list, true)
+		if c.Tools, err = p.tools(f, list, true); err != nil {
+			return err
+		}
 	case "disallowed_tools", "disallowedTools":
 		list, err := f.list()
 		if err != nil {
 			return err
 		}
-		*denied = withDenials(p.tools(f, list, false))
+		list, err = p.tools(f, list, false)
+		if err != nil {
+			return err
+		}
+		if *denied = withDenials(list); len(*denied) > MaxListItems {
+			return at(f.line, "%s has %d items with the %d that are always denied; want at most %d", f.key, len(*denied), len(deniedTools()), MaxListItems)
+		}
 	case "skills":
 		if c.Skills, err = f.list(); err != nil {
 			return err
@@ -395,12 +409,24 @@ func (p *markdown) take(c *Custom, denied *[]string, f field) error {
 	return err
 }
 
+// mcpPrefix begins the names that other programs give to the tools of MCP servers:
+// mcp__SERVER__TOOL is SERVER__TOOL here.
+const mcpPrefix = "mcp__"
+
+// wholeServer is a name of theirs for all tools of an MCP server.
+func wholeServer(name string) bool {
+	rest, mcp := strings.CutPrefix(name, mcpPrefix)
+	server, tool, named := strings.Cut(rest, "__")
+	return mcp && (!named || server == "" || tool == "")
+}
+
 // tools translates the names of other programs. What cannot be had here is left
 // out, so that a list never becomes wider than it was written: one of which nothing
-// is left stays a list, and permits nothing.
-func (p *markdown) tools(f field, list []string, allow bool) []string {
+// is left stays a list, and permits nothing. For the same reason a denial of more
+// than one tool is refused, as names compare exactly here.
+func (p *markdown) tools(f field, list []string, allow bool) ([]string, error) {
 	if list == nil {
-		return nil
+		return nil, nil
 	}
 	out := []string{}
 	add := func(name string) {
@@ -416,19 +442,26 @@ func (p *markdown) tools(f field, list []string, allow bool) []string {
 		case ruled:
 			p.note(f.line, "%s: all of %s is denied: there are no rules for single calls here (%.80q)", f.key, cmpOr(mapped, bare), rule)
 			add(cmpOr(mapped, bare))
+		case !allow && (strings.Contains(name, "*") || wholeServer(name)):
+			return nil, at(f.line, "%s: %.80q denies more than one tool; name each of them, or name in tools what is permitted", f.key, name)
+		case wholeServer(name):
+			p.note(f.line, "%s: %.80q is left out: tools of MCP servers are named one by one, as SERVER__TOOL", f.key, name)
 		case mapped != "":
 			p.note(f.line, "%s: %s is called %s here", f.key, name, mapped)
 			add(mapped)
-		case slices.Contains(own, name) || strings.HasPrefix(name, "mcp__"):
+		case slices.Contains(own, name):
 			add(name)
 		case !toolName.MatchString(name):
 			p.note(f.line, "%s: %.80q is no name of a tool and is left out", f.key, name)
+		case strings.HasPrefix(name, mcpPrefix):
+			p.note(f.line, "%s: %s is called %s here", f.key, name, strings.TrimPrefix(name, mcpPrefix))
+			add(strings.TrimPrefix(name, mcpPrefix))
 		default:
 			p.note(f.line, "%s: %s is no built-in tool; it counts only where an executor has a tool of that name", f.key, name)
 			add(name)
 		}
 	}
-	return out
+	return out, nil
 }
 
 func cmpOr(a, b string) string {

@@ -2,6 +2,7 @@ package subagent
 
 import (
 	"errors"
+	"fmt"
 	"reflect"
 	"strings"
 	"testing"
@@ -18,7 +19,7 @@ func TestMarkdown(t *testing.T) {
 	}
 	want := Custom{
 		Name: "code-reviewer", Description: "Reviews changes.", SystemPrompt: "You review.\n---\nMore.",
-		Tools: []string{"read_file", "grep", "mcp__x__y", "odd_tool"}, DisallowedTools: ptr([]string{"write_file", "bash", "task", "ask_clarification", "present_files"}),
+		Tools: []string{"read_file", "grep", "x__y", "odd_tool"}, DisallowedTools: ptr([]string{"write_file", "bash", "task", "ask_clarification", "present_files"}),
 		Skills: []string{"a", "b"}, Pool: "gpu", MaxTurns: ptr(7), TimeoutSeconds: ptr(60), Network: true,
 	}
 	if !reflect.DeepEqual(c, want) {
@@ -28,7 +29,7 @@ func TestMarkdown(t *testing.T) {
 	for _, n := range notes {
 		told[n.Line] += n.Text + "\n"
 	}
-	for line, words := range map[int][]string{4: {"Read is called read_file", "Bash(git:*)", "would be more", "odd_tool is no built-in"}, 5: {"sonnet", "main"}, 6: {"color means nothing here"}, 7: {"Write is called write_file"}} {
+	for line, words := range map[int][]string{4: {"Read is called read_file", "Bash(git:*)", "would be more", "mcp__x__y is called x__y", "odd_tool is no built-in"}, 5: {"sonnet", "main"}, 6: {"color means nothing here"}, 7: {"Write is called write_file"}} {
 		for _, w := range words {
 			if !strings.Contains(told[line], w) {
 				t.Errorf("line %d: %q, want %q in it", line, told[line], w)
@@ -110,4 +111,56 @@ func FuzzMarkdown(f *testing.F) {
 			t.Errorf("no line: %v", err)
 		}
 	})
+}
+
+// A denial that would deny nothing here is translated or refused, never lost: names
+// compare exactly, and the tools of MCP servers have other names.
+func TestMarkdownDenialsAreKept(t *testing.T) {
+	t.Parallel()
+	parse := func(lines string) (Custom, []Note, error) {
+		return Markdown{}.Parse([]byte("---\nname: a\ndescription: d\n" + lines + "\n---\np"))
+	}
+	c, notes, err := parse("disallowed_tools: [mcp__github__create_issue]")
+	if err != nil || (*c.DisallowedTools)[0] != "github__create_issue" || len(notes) != 1 {
+		t.Errorf("denied %q, %v, %v", *c.DisallowedTools, notes, err)
+	}
+	for _, name := range []string{"*", "mcp__*", "mcp__github", "mcp__github__", "mcp__github__*", "github__*"} {
+		_, _, err := parse("disallowedTools: ['" + name + "']")
+		if e, ok := IsLineError(err); !ok || e.Line != 4 || !strings.Contains(e.Text, "name each of them") {
+			t.Errorf("a denial of %s: %v", name, err)
+		}
+		c, notes, err := parse("tools: [ls, '" + name + "']")
+		if err != nil || !reflect.DeepEqual(c.Tools, []string{"ls"}) || len(notes) != 1 {
+			t.Errorf("tools with %s: %q, %v, %v", name, c.Tools, notes, err)
+		}
+	}
+	for _, twice := range []string{"disallowed_tools: [a]\ndisallowedTools: [b]", "max_turns: 5\nmaxTurns: 6"} {
+		if _, _, err := parse(twice); err == nil || !strings.Contains(err.Error(), "line 5") {
+			t.Errorf("%q: %v", twice, err)
+		}
+	}
+}
+
+// What is always denied counts: a list that is stored can be read again (REG-06).
+func TestDenialsAreBounded(t *testing.T) {
+	t.Parallel()
+	var names []string
+	for i := range MaxListItems {
+		names = append(names, fmt.Sprintf("t%d", i))
+	}
+	m := Managed{Name: "a", Description: "d", SystemPrompt: "p", DisallowedTools: names}
+	if _, err := m.Normalize(); err == nil || !strings.Contains(err.Error(), "disallowed_tools has 1003 items") {
+		t.Errorf("too many with those that are added: %v", err)
+	}
+	if _, _, err := (Markdown{}).Parse([]byte("---\nname: a\ndescription: d\ndisallowed_tools: " + strings.Join(names, ",") + "\n---\np")); err == nil || !strings.Contains(err.Error(), "1003") {
+		t.Errorf("too many in a file: %v", err)
+	}
+	m.DisallowedTools = names[:MaxListItems-len(deniedTools())]
+	m, err := m.Normalize()
+	if err == nil {
+		_, err = m.Normalize()
+	}
+	if err != nil {
+		t.Errorf("as many as there may be: %v", err)
+	}
 }

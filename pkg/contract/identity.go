@@ -36,7 +36,7 @@ const (
 )
 
 // ErrNoIdentity is returned for a request that names nobody.
-var ErrNoIdentity = errors.New("the request says on whose behalf it runs nowhere")
+var ErrNoIdentity = errors.New("the request does not say on whose behalf it runs")
 
 // Validate checks the bounds; the zero value is within them.
 func (i Identity) Validate() error {

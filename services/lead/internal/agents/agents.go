@@ -201,8 +201,12 @@ func (m *Manager) put(ctx context.Context, def subagent.Managed, cond Condition)
 	return stored, false, err
 }
 
+// revisionOf is the revision of what a change replaces, whether it can be read or not.
 func (m *Manager) revisionOf(ctx context.Context, name string) (uint64, error) {
 	now, err := m.cfg.Store.Get(ctx, name)
+	if errors.Is(err, agentstore.ErrUnreadable) {
+		err = nil
+	}
 	return now.Revision, err
 }
 

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -146,5 +148,34 @@ func TestManagerFollowsFiles(t *testing.T) {
 	})
 	if _, _, err := m.Put(ctx, def("x", "d"), Condition{}); !errors.Is(err, agentstore.ErrUnavailable) {
 		t.Errorf("put without a store: %v", err)
+	}
+}
+
+// What cannot be read, as after a return to an older version, can be replaced and
+// deleted all the same, without a condition.
+func TestManagerReplacesWhatCannotBeRead(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	broken := `{"revision":4,"agents":{"odd":{"revision":3,"definition":{"name":"odd","sudo":true}},"gone":{"revision":4,"definition":7}}}`
+	if err := os.WriteFile(filepath.Join(dir, "agents.json"), []byte(broken), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	store, err := agentstore.NewFile(dir, zerolog.Nop())
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := New(Config{Catalogue: catalogue(t), Store: store, Log: zerolog.Nop()})
+	ctx := start(t, m)
+	if got, err := m.Get(ctx, "odd"); !errors.Is(err, agentstore.ErrUnreadable) || errors.Is(err, subagent.ErrDefinition) || got.Revision != 3 {
+		t.Errorf("get: %+v, %v", got, err)
+	}
+	if got, created, err := m.Put(ctx, def("odd", "new"), Condition{}); err != nil || created || got.Revision != 5 {
+		t.Errorf("put: %+v, created %v, %v", got, created, err)
+	}
+	if err := m.Delete(ctx, "gone", Condition{Any: true}); err != nil {
+		t.Errorf("delete: %v", err)
+	}
+	if _, err := m.Get(ctx, "gone"); !errors.Is(err, agentstore.ErrNotFound) {
+		t.Errorf("get of what is deleted: %v", err)
 	}
 }

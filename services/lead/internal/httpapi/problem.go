@@ -102,6 +102,10 @@ func (s *Server) problemFor(ctx context.Context, err error) error {
 		return p
 	case errors.Is(err, agentstore.ErrNotFound):
 		return newProblem(http.StatusNotFound, wire.CodeNotFound, err.Error())
+	case errors.Is(err, agentstore.ErrUnreadable):
+		l := s.logFor(ctx)
+		l.Error().Err(err).Msg("http: a managed sub-agent definition cannot be read")
+		return newProblem(http.StatusInternalServerError, wire.CodeInternal, err.Error()+"; delete it, or put another in its place without If-Match")
 	case errors.Is(err, agentstore.ErrStale), errors.Is(err, agentstore.ErrExists):
 		return newProblem(http.StatusPreconditionFailed, wire.CodePrecondition, err.Error())
 	case errors.Is(err, subagent.ErrDefinition):
