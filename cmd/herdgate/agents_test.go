@@ -57,3 +57,23 @@ func TestAgentsList(t *testing.T) {
 		t.Errorf("JSON: %v %+v", err, got)
 	}
 }
+
+// What a lead has stored and cannot read can be deleted.
+func TestAgentsDeleteUnreadable(t *testing.T) {
+	t.Parallel()
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case r.Method == http.MethodGet:
+			w.Header().Set("Content-Type", wire.ProblemType)
+			w.WriteHeader(http.StatusInternalServerError)
+			_ = json.NewEncoder(w).Encode(wire.Problem{Status: http.StatusInternalServerError, Code: wire.CodeInternal, Detail: "it cannot be read"})
+		case r.Method == http.MethodDelete && r.URL.Path == "/v1/subagents/odd" && r.Header.Get("If-Match") == "*":
+			w.WriteHeader(http.StatusNoContent)
+		default:
+			http.NotFound(w, r)
+		}
+	}))
+	defer srv.Close()
+	r := herdgate(t, t.TempDir(), nil, "agents", "delete", "odd", "--server", srv.URL).want(t, 0)
+	contains(t, "stdout", r.stdout, "odd deleted")
+}

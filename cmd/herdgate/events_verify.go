@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 
 	"github.com/spf13/cobra"
@@ -64,9 +65,11 @@ func (a *app) eventsVerify(cmd *cobra.Command, v doctor.Verify) error {
 	if cfg.URL == "" {
 		cfg.URL = "nats://" + env.Config.NATS.Embedded.Listen
 	}
-	c, err := bus.Connect(cmd.Context(), cfg, env.Log)
+	ctx, cancel := context.WithTimeout(cmd.Context(), reachTimeout)
+	c, err := bus.Connect(ctx, cfg, env.Log)
+	cancel()
 	if err != nil {
-		return err
+		return fmt.Errorf("%w; --nats-url names another server", err)
 	}
 	defer c.Close()
 	got, err := doctor.VerifyEvents(cmd.Context(), c, v)

@@ -165,6 +165,7 @@ func TestNobodyAnswers(t *testing.T) {
 		r := herdgate(t, t.TempDir(), nil, append(args, "--server", "http://127.0.0.1:1")...).want(t, 1)
 		contains(t, "stderr", r.stderr, "is `herdgate up` running?", "--server")
 	}
+	contains(t, "stderr", herdgate(t, t.TempDir(), nil, "events", "verify", "--nats-url", "nats://127.0.0.1:1").want(t, 1).stderr, "is a server running there?", "--nats-url names another")
 	contains(t, "stderr", herdgate(t, t.TempDir(), nil, "runs", "list", "--server", "127.0.0.1:1").want(t, 1).stderr, "want http://host:port")
 	contains(t, "stderr", herdgate(t, t.TempDir(), nil, "runs", "list", "--token-env", "NOT_SET").want(t, 1).stderr, "NOT_SET")
 }

@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 
 	"github.com/herdgate/herdgate/internal/subagent"
 )
@@ -48,6 +49,39 @@ type Store interface {
 	// at the beginning, and after changes by whomever. Several changes may come as
 	// one. It returns nil when ctx is done; an error when the store is gone.
 	Watch(ctx context.Context, fn func(all []subagent.Stored, revision uint64)) error
+}
+
+// possible refuses a change of a revision that no definition has, and that means
+// something else further down: 0 is a new one there, and large ones are no revisions.
+func possible(ctx context.Context, s Store, name string, revision uint64) error {
+	if revision > 0 && revision <= math.MaxInt64 {
+		return nil
+	}
+	if _, err := s.Get(ctx, name); err != nil && !errors.Is(err, ErrUnreadable) {
+		return err
+	}
+	return fmt.Errorf("%s: %w: no definition has revision %d", name, ErrStale, revision)
+}
+
+// get is Get of a store whose definitions are read one by one; read returns nil for one
+// that is not there.
+func get(ctx context.Context, name string, read func(context.Context, string) ([]byte, uint64, error)) (subagent.Stored, error) {
+	key, err := subagent.ManagedName(name)
+	if err != nil {
+		return subagent.Stored{}, fmt.Errorf("%.80q: %w", name, ErrNotFound)
+	}
+	data, rev, err := read(ctx, key)
+	if err != nil {
+		return subagent.Stored{}, fmt.Errorf("managed definition %s: %w", key, err)
+	}
+	if data == nil {
+		return subagent.Stored{}, fmt.Errorf("%s: %w", key, ErrNotFound)
+	}
+	got, err := item{Revision: rev, Definition: data}.decode(key)
+	if err != nil {
+		return unreadable(key, rev, err)
+	}
+	return got, nil
 }
 
 // unreadable is the answer of Get for what is no definition. The cause is text alone:

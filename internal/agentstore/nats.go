@@ -71,22 +71,7 @@ func outside(err error) error {
 
 // Get implements [Store].
 func (s *NATS) Get(ctx context.Context, name string) (subagent.Stored, error) {
-	key, err := subagent.ManagedName(name)
-	if err != nil {
-		return subagent.Stored{}, fmt.Errorf("%.80q: %w", name, ErrNotFound)
-	}
-	data, rev, err := s.read(ctx, key)
-	if err != nil {
-		return subagent.Stored{}, fmt.Errorf("managed definition %s: %w", key, err)
-	}
-	if data == nil {
-		return subagent.Stored{}, fmt.Errorf("%s: %w", key, ErrNotFound)
-	}
-	m, err := subagent.DecodeManaged(data)
-	if err != nil {
-		return unreadable(key, rev, err)
-	}
-	return subagent.Stored{Managed: m, Revision: rev}, nil
+	return get(ctx, name, s.read)
 }
 
 // Create implements [Store].
@@ -110,6 +95,9 @@ func (s *NATS) Update(ctx context.Context, m subagent.Managed, revision uint64) 
 	if err != nil {
 		return subagent.Stored{}, err
 	}
+	if err := possible(ctx, s, m.Name, revision); err != nil {
+		return subagent.Stored{}, err
+	}
 	rev, err := s.write(ctx, m.Name, bus.Write{Data: data}, revision, seen(m.Name, revision))
 	return subagent.Stored{Managed: m, Revision: rev}, err
 }
@@ -119,6 +107,9 @@ func (s *NATS) Delete(ctx context.Context, name string, revision uint64) (uint64
 	key, err := subagent.ManagedName(name)
 	if err != nil {
 		return 0, fmt.Errorf("%.80q: %w", name, ErrNotFound)
+	}
+	if err := possible(ctx, s, key, revision); err != nil {
+		return 0, err
 	}
 	w := bus.Write{Header: nats.Header{"KV-Operation": {"DEL"}}, TTL: markerTTL}
 	return s.write(ctx, key, w, revision, seen(key, revision))

@@ -70,22 +70,7 @@ func ofChange(err error) error {
 
 // Get implements [Store].
 func (s *Sink) Get(ctx context.Context, name string) (subagent.Stored, error) {
-	key, err := subagent.ManagedName(name)
-	if err != nil {
-		return subagent.Stored{}, fmt.Errorf("%.80q: %w", name, ErrNotFound)
-	}
-	data, rev, err := s.read(ctx, key)
-	if err != nil {
-		return subagent.Stored{}, fmt.Errorf("managed definition %s: %w", key, err)
-	}
-	if data == nil {
-		return subagent.Stored{}, fmt.Errorf("%s: %w", key, ErrNotFound)
-	}
-	got, err := item{Revision: rev, Definition: data}.decode(key)
-	if err != nil {
-		return unreadable(key, rev, err)
-	}
-	return got, nil
+	return get(ctx, name, s.read)
 }
 
 // Create implements [Store].
@@ -108,9 +93,10 @@ func (s *Sink) put(ctx context.Context, m subagent.Managed, revision uint64, nex
 	if err != nil {
 		return subagent.Stored{}, err
 	}
-	if !create && revision == 0 { // which to the sink means a new one
-		_, err := s.Get(ctx, m.Name)
-		return subagent.Stored{}, errors.Join(err, fmt.Errorf("%s: %w: no definition has revision 0", m.Name, ErrStale))
+	if !create {
+		if err := possible(ctx, s, m.Name, revision); err != nil {
+			return subagent.Stored{}, err
+		}
 	}
 	rev, err := write(ctx, m.Name, data, revision, next, s.read, func(ctx context.Context, expect uint64) (uint64, error) {
 		if create {
@@ -128,9 +114,8 @@ func (s *Sink) Delete(ctx context.Context, name string, revision uint64) (uint64
 	if err != nil {
 		return 0, fmt.Errorf("%.80q: %w", name, ErrNotFound)
 	}
-	if revision == 0 {
-		_, err := s.Get(ctx, key)
-		return 0, errors.Join(err, fmt.Errorf("%s: %w: no definition has revision 0", key, ErrStale))
+	if err := possible(ctx, s, key, revision); err != nil {
+		return 0, err
 	}
 	return write(ctx, key, nil, revision, seen(key, revision), s.read, func(ctx context.Context, expect uint64) (uint64, error) {
 		rev, err := agentapi.Delete(ctx, s.c, agentapi.AgentDelete{Name: key, Expect: expect})

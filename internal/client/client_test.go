@@ -247,3 +247,14 @@ func FuzzStream(f *testing.F) {
 		}
 	})
 }
+
+// REG-13: a policy that permits nothing is not lost on its way: without the key it
+// would permit everything.
+func TestEmptyPolicyIsSent(t *testing.T) {
+	t.Parallel()
+	for want, allowed := range map[string][]string{`{"input":"x"}`: nil, `{"input":"x","allowed_subagents":[]}`: {}} {
+		if got, err := json.Marshal(wire.RunRequest{Input: "x", AllowedSubagents: allowed}); err != nil || string(got) != want {
+			t.Errorf("sent %s, %v; want %s", got, err, want)
+		}
+	}
+}

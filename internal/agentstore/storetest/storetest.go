@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"reflect"
 	"slices"
 	"strings"
@@ -77,6 +78,14 @@ func revisions(t *testing.T, ctx context.Context, a, b agentstore.Store) {
 	is("stale update", err, agentstore.ErrStale)
 	_, err = a.Delete(ctx, "coder", first.Revision)
 	is("stale delete", err, agentstore.ErrStale)
+	for _, never := range []uint64{0, math.MaxUint64} {
+		_, err = a.Update(ctx, Definition("coder", "three"), never)
+		is("update of a revision that cannot be", err, agentstore.ErrStale)
+		_, err = a.Delete(ctx, "coder", never)
+		is("delete of a revision that cannot be", err, agentstore.ErrStale)
+		_, err = a.Update(ctx, Definition("nobody", "x"), never)
+		is("update of nobody", err, agentstore.ErrNotFound)
+	}
 	if got, err := a.Get(ctx, "Coder"); err != nil || got.Description != "two" || got.Revision != second.Revision {
 		t.Errorf("got %+v, %v", got, err)
 	}

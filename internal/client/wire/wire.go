@@ -46,7 +46,7 @@ type RunRequest struct {
 	MaxConcurrentSubagents *int              `json:"max_concurrent_subagents,omitempty" doc:"sub-agents at once for one answer of the lead; brought into the allowed range"`
 	MaxTotalSubagents      *int              `json:"max_total_subagents,omitempty" doc:"sub-agents in the whole run; brought into the allowed range"`
 	SubagentEnabled        *bool             `json:"subagent_enabled,omitempty" doc:"false takes delegation away from this run"`
-	AllowedSubagents       []string          `json:"allowed_subagents,omitempty" maxItems:"256" doc:"sub-agent types that may be used; null allows all, [] none"`
+	AllowedSubagents       []string          `json:"allowed_subagents,omitzero" required:"false" maxItems:"1000" doc:"sub-agent types that may be used; null allows all, [] none"`
 	AvailableSkills        []string          `json:"available_skills,omitzero" required:"false" maxItems:"1000" doc:"skills that the lead and its sub-agents may use; null allows all, [] none"`
 	Metadata               map[string]string `json:"metadata,omitempty" doc:"free text for the caller, at most 32 entries"`
 	Tags                   []string          `json:"tags,omitempty" maxItems:"32"`

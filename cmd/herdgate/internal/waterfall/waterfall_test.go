@@ -230,7 +230,7 @@ func FuzzReadSpans(f *testing.F) {
 	f.Fuzz(func(t *testing.T, answer string) {
 		spans, err := ReadSpans(strings.NewReader(answer))
 		if err != nil {
-			t.Skip()
+			return // refused, and so nothing is drawn
 		}
 		chart := FromSpans("t", spans)
 		check(t, &chart)

@@ -121,7 +121,8 @@ func (s *Server) subagent(ctx context.Context, name, source string) (wire.Subage
 	return s.managed(stored), nil
 }
 
-// managed shows a stored definition: the owner's overrides where it is in force.
+// managed shows a definition as it is stored, without overrides: what an
+// administrator reads, changes and puts back must not take them in.
 func (s *Server) managed(stored subagent.Stored) wire.Subagent {
 	shadow := ""
 	for _, a := range s.deps.Registry.Catalogue() {

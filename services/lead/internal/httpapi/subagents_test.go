@@ -10,15 +10,23 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/herdgate/herdgate/internal/agentstore"
+	"github.com/herdgate/herdgate/internal/bus"
 	"github.com/herdgate/herdgate/internal/client/wire"
 	"github.com/herdgate/herdgate/internal/natstest"
 	"github.com/herdgate/herdgate/internal/subagent"
+	"github.com/herdgate/herdgate/pkg/contract"
 	"github.com/herdgate/herdgate/services/lead/internal/agents"
 )
 
 // newAgentsRig serves the interface with a store of managed definitions, behind
 // tokens: "root" is an administrator's, "user" is not.
 func newAgentsRig(t *testing.T) *rig {
+	t.Helper()
+	r, _ := newAgentsRigOn(t)
+	return r
+}
+
+func newAgentsRigOn(t *testing.T) (*rig, *bus.Conn) {
 	t.Helper()
 	cat, err := subagent.NewCatalogue(subagent.Config{Custom: []subagent.Custom{{Name: "coder", Description: "d", SystemPrompt: "p"}}})
 	if err != nil {
@@ -42,7 +50,7 @@ func newAgentsRig(t *testing.T) *rig {
 			t.Error(err)
 		}
 	})
-	return r
+	return r, conn
 }
 
 const (
@@ -150,6 +158,29 @@ func TestShadowedSubagent(t *testing.T) {
 		if _, managed, text := r.do("GET", "/v1/subagents/"+name+"?source=managed", "", "Authorization", root); managed.Get("ETag") != h.Get("ETag") || !strings.Contains(text, `"mine"`) {
 			t.Errorf("GET %s of the managed one = %s", name, text)
 		}
+	}
+}
+
+// What is stored and cannot be read is the fault of nobody who asks for it, and can be
+// deleted and replaced.
+func TestUnreadableSubagent(t *testing.T) {
+	t.Parallel()
+	r, conn := newAgentsRigOn(t)
+	for _, name := range []string{"odd", "bad"} {
+		if _, err := conn.Publish(t.Context(), bus.Write{Subject: contract.KVSubject(conn.Names.AgentBucket(), contract.AgentKey(name)), Data: []byte(`{"sudo":true}`)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p := r.wantProblem(http.StatusInternalServerError, wire.CodeInternal, "GET", "/v1/subagents/odd?source=managed", "", "Authorization", root)
+	if !strings.Contains(p.Detail, "odd, revision ") || !strings.Contains(p.Detail, "delete it") {
+		t.Errorf("told %q", p.Detail)
+	}
+	r.wantProblem(http.StatusNotFound, wire.CodeNotFound, "GET", "/v1/subagents/odd?source=managed", "", "Authorization", user)
+	if status, _, text := r.do("DELETE", "/v1/subagents/odd", "", "Authorization", root, "If-Match", "*"); status != http.StatusNoContent {
+		t.Errorf("DELETE = %d %s", status, text)
+	}
+	if status, _, text := r.do("PUT", "/v1/subagents/bad", `{"description":"d","system_prompt":"p"}`, "Authorization", root); status != http.StatusOK {
+		t.Errorf("PUT = %d %s", status, text)
 	}
 }
 
