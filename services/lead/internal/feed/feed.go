@@ -86,7 +86,8 @@ type Feed struct {
 
 	// Where the event stream began and ended a moment ago, for all readers together.
 	mu          sync.Mutex
-	looked      time.Time
+	looking     bool
+	looked      time.Time // zero: not yet
 	first, last uint64
 }
 
@@ -106,18 +107,24 @@ func (f *Feed) bounds(ctx context.Context) (first, last uint64, err error) {
 	return max(st.FirstSeq, 1), st.LastSeq, nil
 }
 
-// lately is bounds as they were within the last second.
+// lately is bounds as they were a second ago, or as long as one look takes on top. One
+// reader looks at a time; the others go by what was seen last.
 func (f *Feed) lately(ctx context.Context) (first, last uint64, err error) {
 	f.mu.Lock()
+	if !f.looked.IsZero() && (f.looking || time.Since(f.looked) < lookAgain) {
+		defer f.mu.Unlock()
+		return f.first, f.last, nil
+	}
+	f.looking = true
+	f.mu.Unlock()
+	first, last, err = f.bounds(ctx)
+	f.mu.Lock()
 	defer f.mu.Unlock()
-	if time.Since(f.looked) >= lookAgain {
-		first, last, err = f.bounds(ctx)
-		if err != nil {
-			return 0, 0, err
-		}
+	f.looking = false
+	if err == nil {
 		f.first, f.last, f.looked = first, last, time.Now()
 	}
-	return f.first, f.last, nil
+	return first, last, err
 }
 
 // LastSeq is the sequence of the newest event of all.
