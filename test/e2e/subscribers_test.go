@@ -60,6 +60,9 @@ type follower struct {
 	// that tell everything from the beginning are fresh.
 	again int
 	fresh bool
+	// file is where it keeps what all its lives told. Killed between the file and its
+	// output, it has told the event to the file alone.
+	file string
 }
 
 // I6, EVT-12: a service outside reads on where it was, whether it or the NATS server is
@@ -69,7 +72,7 @@ func TestSubscriberGo(t *testing.T) {
 	t.Parallel()
 	binary := buildStranger(t)
 	followed(t, func(url string) follower {
-		return follower{argv: []string{binary, "-nats", url, "-out", "told.log", "-ack-wait", "2s"}}
+		return follower{argv: []string{binary, "-nats", url, "-out", "told.log", "-ack-wait", "2s"}, file: "told.log"}
 	})
 }
 
@@ -209,9 +212,11 @@ func (p *life) kill() {
 }
 
 // ids are those of the whole lines that it told.
-func (p *life) ids() []string {
+func (p *life) ids() []string { return idsOf(p.out.String()) }
+
+func idsOf(text string) []string {
 	var ids []string
-	for line := range strings.Lines(p.out.String()) {
+	for line := range strings.Lines(text) {
 		if fields := strings.Fields(line); strings.HasSuffix(line, "\n") && len(fields) > 0 {
 			ids = append(ids, fields[len(fields)-1])
 		}
@@ -260,6 +265,13 @@ func followed(t *testing.T, of func(url string) follower) {
 		return ends >= len(tasks), fmt.Sprintf("%d of %d endings are stored", ends, len(tasks))
 	})
 	told := func() []string {
+		if f.file != "" {
+			b, err := os.ReadFile(filepath.Join(l.dir, f.file))
+			if err != nil {
+				t.Fatal(err)
+			}
+			return idsOf(string(b))
+		}
 		if f.fresh {
 			return second.ids()
 		}
